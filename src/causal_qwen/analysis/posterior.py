@@ -2,17 +2,15 @@
 
 In `causal` mode an observed token y puts linear inequalities on the noise t of the individual,
 
-    (W_y - W_k) (loc_U + T kappa scale_U t) >= C_y - C_k     for every other token k,
+    (W_y - W_k) (loc_U + T kappa scale_U t) >= C_y - C_k     for every other token k.
 
-and an observed number v one equality, w.(loc_U + T kappa scale_U t) + c = y(v). Under them t is
-independent standard Cauchy. One t satisfies the inequalities of all positions.
+Under them t is independent standard Cauchy. One t satisfies the inequalities of all positions.
 
 Few of the V - 1 inequalities of a position are ever active, so they are added when violated:
 
 1. start: the t of least norm under the inequalities found so far (least-distance programming by
    non-negative least squares, which also proves infeasibility), until none is violated;
-2. draws: Gibbs steps along lines. Along a coordinate, t is Cauchy on an interval; along a line
-   through several coordinates its density is a product of Cauchy kernels, whose CDF is closed;
+2. draws: Gibbs steps along coordinates, where t is Cauchy on an interval;
 3. check: after every sweep all V tokens are compared; a sweep that violates a new inequality is
    rejected and the inequality added (sweeps are reversible, so the distribution stays the same).
 """
@@ -44,7 +42,6 @@ from causal_qwen.individuals import Individual, from_cauchy, noise_bound
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import apply_head, head_weight
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.modeling.value_space import field_space
 from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
@@ -54,10 +51,6 @@ DECISIVE = ("noise_gain", "fresh_noise_gain", "min_p", "whole_words", "avoid_rep
 MARGIN = 1e-3  # lead that the observed token must have; rounding of a float32 replay is far smaller
 VIOLATIONS_PER_POSITION = 8  # inequalities added at once
 MAX_ROUNDS = 400  # of adding inequalities, before the search for a start gives up
-NUMBER_TOLERANCE = 1e-4  # relative, between an observed number and its replay
-LINES_PER_SWEEP = 64  # through several coordinates, besides the lines along single ones
-MIN_MASS = 1e-9  # of a line's density on its interval: less is lost in rounding
-GRID_POINTS, GRID_ZOOMS = 33, 8  # of the numeric inverse CDF
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,6 @@ class Observation(NamedTuple):
     token: int
     loc: Array  # (V,) loc_S - C
     law: Array  # (C,) T kappa scale_U: the displacement of U per unit of t
-    target: float | None = None  # for a number: the required w.(law t)
 
 
 # ---------------------------------------------------------------- inference
@@ -135,6 +127,11 @@ def infer_individual(
     if processor is None and (isinstance(text, str) or isinstance(prompt, str)):
         processor = load_processor(model)
     sequence, start = _join(model, text, prompt, processor)
+    if is_number(model, sequence.ids[start:]).any():
+        raise ValueError(
+            "infer_individual explains words, and the text has a number that is a value; put it "
+            'into the prompt, or encode the text with encode_numbers="text".'
+        )
     template = Individual.draw(
         model, seed=0, temperature=temperature, min_density=min_density, persistence=1.0
     )
@@ -195,13 +192,8 @@ def _observations(
     scores = candidates_along(scores, sequence.ids, cuts)  # the others: -inf
     loc = margin(scores, whole(model.decision, "threshold").detach().cpu()).numpy()
     law = amplitude * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
-    values = field_space(model.config).encode(sequence.values[start:])
-    targets = (values - output.loc_Y[0].double().detach().cpu()).tolist()
-    is_value = is_number(model, sequence.ids[start:]).tolist()
-    return [
-        Observation(token, loc[i], law[i], targets[i] if is_value[i] else None)
-        for i, token in enumerate(sequence.ids[start:].tolist())
-    ]
+    tokens = sequence.ids[start:].tolist()
+    return [Observation(token, loc[i], law[i]) for i, token in enumerate(tokens)]
 
 
 def _limits(cuts: Cuts) -> str:
@@ -221,7 +213,7 @@ def _success(
     individuals: list[Individual],
     options: dict[str, Any],
 ) -> float:
-    """The share of individuals whose replay is the text, numbers up to rounding."""
+    """The share of individuals whose replay is the text."""
     batch = sequence.cut(start).batch(model)
     arguments = {
         **{name: column.repeat(len(individuals), 1) for name, column in batch.items()},
@@ -233,12 +225,7 @@ def _success(
     ids = result.sequences.cpu()
     if ids.shape[1] != len(sequence.ids):
         return 0.0
-    is_same = (ids == sequence.ids).all(-1)
-    if result.get("numeric_values") is not None:
-        values = result.numeric_values.cpu().double()
-        error = (values - sequence.values).abs()
-        is_same &= (error <= NUMBER_TOLERANCE * sequence.values.abs().clamp_min(1.0)).all(-1)
-    return float(is_same.double().mean())
+    return float((ids == sequence.ids).all(-1).double().mean())
 
 
 def _reason(conflicts: int, bound: float, amplitude: float) -> str:
@@ -254,7 +241,7 @@ def _reason(conflicts: int, bound: float, amplitude: float) -> str:
 
 
 class Polytope:
-    """All t that satisfy some observations: rows t >= floor, equal t = level, |t| <= bound.
+    """All t that satisfy some observations: rows t >= floor, |t| <= bound.
 
     Rows are added as they are violated; `_violated` always compares all tokens.
     """
@@ -273,16 +260,10 @@ class Polytope:
         self.floor: Array = np.zeros(0)  # (K,)
         self.row_observations: list[int] = []  # index of the observation of each row
         self.seen: set[tuple[int, int]] = set()  # (observation, token) of each row
-        weight = whole(model.action.value, "weight")[0].detach().double().cpu().numpy()
-        numbers = [(i, one) for i, one in enumerate(observations) if one.target is not None]
-        self.number_observations = [i for i, _ in numbers]
-        self.equal = np.reshape([weight * one.law for _, one in numbers], (-1, size))  # (m, C)
-        self.level = np.array([one.target for _, one in numbers], dtype=np.float64)
 
     def find(self) -> Array:
         """A t inside, of small norm; raises `UnreachableError` if there is none."""
-        start, basis = self._affine()
-        t = start
+        t = np.zeros(self.rows.shape[1])
         box: Array = np.zeros((0, len(t)))
         for _ in range(MAX_ROUNDS):
             beyond = np.flatnonzero(np.abs(t) > self.bound)
@@ -295,14 +276,14 @@ class Polytope:
             rows = np.concatenate([self.rows, box])
             # twice the margin: the start then has room on the inner side of every row
             floor = np.concatenate([self.floor + self.margin, np.full(len(box), -self.bound)])
-            q, weights = least_distance(rows @ basis, floor - rows @ start)
-            if q is None:
+            nearest, weights = least_distance(rows, floor)
+            if nearest is None:
                 active = np.flatnonzero(weights > 1e-9 * weights.max())
                 conflict = {
                     self.row_observations[i] for i in active if i < len(self.row_observations)
                 }
-                raise UnreachableError(sorted(conflict | set(self.number_observations)))
-            t = start + basis @ q
+                raise UnreachableError(sorted(conflict))
+            t = nearest
         raise UnreachableError(sorted(set(self.row_observations)))
 
     def sample(
@@ -324,59 +305,15 @@ class Polytope:
         return np.stack(draws), rejected / (n * sweeps)
 
     def _sweep(self, t: Array, rng: np.random.Generator) -> Array:
-        """Gibbs steps in random order, along lines that are chosen independently of t.
-
-        Every coordinate alone (unless equalities tie them), and lines through a few coordinates,
-        along which the equalities and one inequality keep their values. An order and its reverse
-        are equally likely, so the whole sweep is reversible.
-        """
+        """Gibbs steps along all coordinates in random order: as an order and its reverse are
+        equally likely, a sweep is reversible."""
         room = self.rows @ t - self.floor  # (K,) >= 0
         columns = np.ascontiguousarray(self.rows.T)  # (C, K)
-        lines: list[tuple[NDArray[np.int64], Array]] = []
-        if not len(self.equal):
-            lines += [(np.array([c]), np.ones(1)) for c in range(len(t))]
-        for _ in range(len(t) if len(self.equal) else min(len(t), LINES_PER_SWEEP)):
-            if (line := self._line(rng)) is not None:
-                lines.append(line)
-        for index in rng.permutation(len(lines)):
-            support, direction = lines[index]
-            slope = direction @ columns[support]  # (K,)
-            low, high = _interval(t[support], direction, room, slope, self.bound)
-            step = (
-                draw_cauchy(t[support[0]], low, high, rng)
-                if len(support) == 1
-                else draw_product(t[support], direction, low, high, rng)
-            )
-            t[support] += step * direction
-            room += step * slope
+        for c in rng.permutation(len(t)):
+            step = draw_cauchy(t[c], *_interval(t[c], room, columns[c], self.bound), rng)
+            t[c] += step
+            room += step * columns[c]
         return t
-
-    def _line(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], Array] | None:
-        """A random direction along which the equalities and one of the rows are constant."""
-        tied = self.equal
-        if len(self.rows):
-            tied = np.concatenate([tied, self.rows[rng.integers(len(self.rows))][None]])
-        if len(tied) >= self.rows.shape[1] or not len(tied):
-            tied = self.equal
-        if not len(tied):
-            return None
-        support = rng.choice(self.rows.shape[1], len(tied) + 1, replace=False)
-        direction = np.linalg.svd(tied[:, support])[2][-1]
-        if (np.abs(direction) < 1e-9).any():  # degenerate: fewer coordinates would move
-            return None
-        return support, direction
-
-    def _affine(self) -> tuple[Array, Array]:
-        """(t0, basis): all t with `equal t = level` are t0 + basis q, |t|^2 = |t0|^2 + |q|^2."""
-        count, size = self.equal.shape
-        if not count:
-            return np.zeros(size), np.eye(size)
-        inverse = np.linalg.pinv(self.equal)
-        start = inverse @ self.level
-        if not np.allclose(self.equal @ start, self.level, rtol=1e-9, atol=1e-9):
-            raise UnreachableError(self.number_observations)
-        full = np.linalg.svd(self.equal)[2]
-        return start, full[np.linalg.matrix_rank(self.equal) :].T
 
     def _violated(self, t: Array, margin: float) -> list[tuple[int, int]]:
         """(observation, token) pairs: the tokens that exceed each observed token most."""
@@ -417,21 +354,13 @@ def _scores(model: CausalModel, moved: Tensor) -> Tensor:
     return apply_head(model.lm_head, scaled, paired=True).double().cpu() * size
 
 
-def _interval(
-    t: Array, direction: Array, room: Array, slope: Array, bound: float
-) -> tuple[float, float]:
-    """The steps along a direction that keep t inside: low <= 0 <= high."""
+def _interval(t: float, room: Array, slope: Array, bound: float) -> tuple[float, float]:
+    """The steps of one coordinate that keep t inside: low <= 0 <= high."""
     with np.errstate(divide="ignore", over="ignore"):
         reach = -room / slope  # the step at which each row becomes tight
-    low = float(np.max(reach, where=slope > 0, initial=-math.inf))
-    high = float(np.min(reach, where=slope < 0, initial=math.inf))
-    if bound < math.inf:
-        ends = (np.sign(direction) * np.array([[-bound], [bound]]) - t) / direction
-        low, high = max(low, float(ends[0].max())), min(high, float(ends[1].min()))
+    low = max(float(np.max(reach, where=slope > 0, initial=-math.inf)), -bound - t)
+    high = min(float(np.min(reach, where=slope < 0, initial=math.inf)), bound - t)
     return min(low, 0.0), max(high, 0.0)
-
-
-# ---------------------------------------------------------------- draws along a line
 
 
 def draw_cauchy(t: float, low: float, high: float, rng: np.random.Generator) -> float:
@@ -451,71 +380,6 @@ def draw_cauchy(t: float, low: float, high: float, rng: np.random.Generator) -> 
         x = math.tan(first + (last - first) * rng.random())
     x = min(max(x, a), b)
     return (-x if is_left else x) - t
-
-
-def draw_product(
-    t: Array, direction: Array, low: float, high: float, rng: np.random.Generator
-) -> float:
-    """A step s in [low, high] of density proportional to prod_i 1 / (1 + (t_i + s d_i)^2).
-
-    Returns 0 where the density on the interval is too small, or its poles too close, for the closed
-    CDF. Both are properties of the line, not of the point on it, so not moving adds no bias.
-    """
-    centre, scale = -t / direction, 1 / np.abs(direction)
-    unit = float(scale.min())
-    line = CauchyProduct((centre - centre[0]) / unit, scale / unit)
-    a, b = ((end - centre[0]) / unit for end in (low, high))
-    if not line.is_safe:
-        return 0.0
-    mass = line.cdf(np.array([a, b]))
-    if not mass[1] - mass[0] > MIN_MASS * line.total:
-        return 0.0
-    wanted = mass[0] + (mass[1] - mass[0]) * rng.random()
-    step = line.inverse(float(wanted), a, b) * unit + centre[0]
-    return float(min(max(step, low), high))
-
-
-class CauchyProduct:
-    """prod_i 1 / ((x - m_i)^2 + s_i^2): a density with a closed CDF, by partial fractions.
-
-    With poles z_i = m_i + i s_i it is sum_i 2 Re(R_i / (x - z_i)), R_i the residues, and its
-    integral sum_i 2 Re(R_i log(x - z_i)): x - z_i is below the real axis, where log is smooth.
-    """
-
-    def __init__(self, centre: Array, scale: Array) -> None:
-        self.centre, self.scale = centre, scale
-        self.poles = centre + 1j * scale
-        one, other = self.poles[:, None], self.poles[None, :]
-        others = (one - other) * (one - other.conj())
-        np.fill_diagonal(others, 2j * scale)
-        with np.errstate(all="ignore"):
-            self.residues = 1 / others.prod(axis=1)
-        self.total = float(-2 * math.pi * self.residues.imag.sum())
-        # poles that almost coincide have residues that almost cancel
-        size = float(np.abs(self.residues).sum())
-        self.is_safe = math.isfinite(size) and self.total > 0 and size < 1e5 * self.total
-
-    def cdf(self, x: Array) -> Array:
-        """The integral from -infinity to x, not normalised: its limit is `total`. (...) -> (...)"""
-        finite = np.where(np.isfinite(x), x, 0.0)
-        logs = np.log(finite[..., None] - self.poles)
-        inside = 2 * (self.residues * logs).real.sum(-1) + self.total
-        return np.where(np.isfinite(x), inside, np.where(x > 0, self.total, 0.0))
-
-    def inverse(self, wanted: float, low: float, high: float) -> float:
-        """The x in [low, high] with cdf(x) = wanted, on an angular grid around the sharpest kernel.
-
-        x = m + s tan(angle) makes infinite ends finite; every zoom divides the bracket by 32.
-        """
-        sharp = int(self.scale.argmin())
-        m, s = float(self.centre[sharp]), float(self.scale[sharp])
-        first, last = (math.atan((end - m) / s) for end in (low, high))
-        for _ in range(GRID_ZOOMS):
-            angles = np.linspace(first, last, GRID_POINTS)
-            above = np.searchsorted(self.cdf(m + s * np.tan(angles)), wanted)
-            index = min(max(int(above), 1), GRID_POINTS - 1)
-            first, last = float(angles[index - 1]), float(angles[index])
-        return m + s * math.tan((first + last) / 2)
 
 
 # ---------------------------------------------------------------- least distance
