@@ -15,7 +15,6 @@ import contextlib
 import http.client
 import json
 import platform
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,8 +60,8 @@ def prompt_of(client: int) -> str:
 @contextlib.contextmanager
 def running(backend: TorchEngine, tokens: int) -> Iterator[int]:
     """A server on a free port of this machine. -> the port"""
-    with bind("127.0.0.1", 0) as bound, tempfile.TemporaryDirectory() as directory:
-        service = Service(backend, "served", Path(directory), Limits(max_tokens=tokens))
+    with bind("127.0.0.1", 0) as bound:
+        service = Service(backend, "served", Limits(max_tokens=tokens))
         bound.listen()
         app = make_app(service)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))

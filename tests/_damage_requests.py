@@ -36,7 +36,6 @@ GOOD = {"prompt": "a king", "max_tokens": 4, "individual": 7}
 BODIES: dict[str, dict[str, Any]] = {  # valid ones, to be damaged
     "/v1/completions": {"prompt": "a king has 7 horses", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
-    "/v1/individuals": {"seed": 5, "temperature": 2},
     "/v1/counterfactuals": {
         "prompt": "a king has 7 horses",
         "individual": 3,

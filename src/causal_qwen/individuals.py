@@ -1,6 +1,8 @@
 """Individuals: fixed noise that makes decoding deterministic. NumPy only.
 
-    seed, file or numbers -> e in (0, 1)^C -> standard Cauchy noise t, the same on every machine
+    seed, name, file or numbers -> e in (0, 1)^C -> standard Cauchy noise t
+
+The same on every machine; a name is a seed by its hash.
 
     t = tan((2e - 1) atan(bound)),      bound = sqrt(1 / min_density - 1)
 
@@ -27,7 +29,9 @@ from numpy.typing import ArrayLike, NDArray
 Noise = NDArray[np.float64]
 
 MAX_SEED = 2**64 - 1
+SEEDS = 2**53  # drawn seeds and those of names lie below it: every JSON reader keeps them exactly
 SMALLEST = 2.0**-53  # e is at least this far from 0 and 1
+SUFFIX = ".safetensors"
 SAVED = ("seed", "min_density", "temperature", "name", "offset", "persistence")
 OWN_FIELDS = ("temperature", "min_density", "persistence")  # beside the noise itself
 
@@ -117,15 +121,17 @@ class Individual:
         cls,
         model: Any,
         *,
-        seed: int,
+        seed: int | str,
         fresh: bool = False,
         min_density: float | None = None,
         temperature: float | None = None,
         persistence: float | None = None,
         name: str | None = None,
     ) -> Individual:
-        """The individual `seed` of a model, or of a latent size C, by default with the model's
-        truncation, temperature and persistence; `fresh` noise changes at every position."""
+        """The individual of a seed or a name, of a model or a latent size C, by default with the
+        model's truncation, temperature and persistence; `fresh` noise changes at every position."""
+        if isinstance(seed, str):
+            name, seed = name or seed, seed_of(seed)
         given = {"min_density": min_density, "temperature": temperature, "persistence": persistence}
         saved = getattr(model, "generation_config", None)
         named = {
@@ -299,12 +305,16 @@ def resolve_individuals(
 ) -> list[Individual]:
     """One individual per generated row: prompts x copies of them.
 
-    `individual` is an `Individual` or a list of them, one or more seeds (see `row_seeds`), or e
-    itself, (C,) or (rows, C), shared by all positions. Truncation, temperature, persistence and
-    `fresh` apply to seeds and e. An `Individual` has its own; options that the caller set by name
-    in the same call (`explicit`) must agree with it.
+    `individual` is an `Individual` or a list of them, one or more seeds (see `row_seeds`) or names,
+    or e itself, (C,) or (rows, C), shared by all positions. Truncation, temperature, persistence
+    and `fresh` apply to seeds, names and e. An `Individual` has its own; options that the caller
+    set by name in the same call (`explicit`) must agree with it.
     """
     explicit = explicit or {}
+    if isinstance(individual, str):
+        individual = parse_individual(individual)
+    elif isinstance(individual, list | tuple):
+        individual = [parse_individual(one) if isinstance(one, str) else one for one in individual]
     given = [individual] if isinstance(individual, Individual) else individual
     if isinstance(given, Sequence) and any(isinstance(item, Individual) for item in given):
         for item in given:
@@ -322,10 +332,10 @@ def resolve_individuals(
             )
             for seed in row_seeds(seeds, prompts, copies)
         ]
-    if isinstance(individual, (str, numbers.Number)):
+    if isinstance(individual, numbers.Number):
         raise ValueError(
-            f"individual={individual!r} is neither a seed, a list of seeds, noise in (0, 1), nor "
-            "an Individual."
+            f"individual={individual!r} is neither a seed, a name, noise in (0, 1), nor an "
+            "Individual."
         )
     if explicit.get("persistence") == 0:
         raise ValueError("persistence=0 needs seeds: noise given as numbers is shared.")
@@ -351,14 +361,18 @@ def row_seeds(individual: int | Sequence[int], prompts: int, copies: int) -> lis
 
 
 def parse_individual(text: str) -> int | Individual:
-    """A command line's individual: a seed, or the file of a saved individual."""
+    """A seed, the file of a saved individual, or a name."""
     if text.isdecimal():
         return int(text)
-    if not Path(text).is_file():
-        raise FileNotFoundError(
-            f"{text} is neither a seed (a whole number of at least 0) nor a saved individual."
-        )
-    return Individual.load(text)
+    is_path = text.endswith(SUFFIX) or "/" in text or os.sep in text
+    return Individual.load(text) if is_path or Path(text).is_file() else seed_of(text)
+
+
+def seed_of(name: str) -> int:
+    """The seed of a name, the same on every machine; case and outer spaces do not count."""
+    if not (plain := name.strip().casefold()):
+        raise ValueError("An individual's name is empty; give a name or a seed.")
+    return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest()) % SEEDS
 
 
 def latent_size(model: Any) -> int:

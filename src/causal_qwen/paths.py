@@ -22,12 +22,6 @@ def cache_directory() -> Path:
     return Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
 
 
-def data_directory() -> Path:
-    """The directory of what users have saved, such as the individuals of a server."""
-    data = os.environ.get("CAUSAL_QWEN_DATA")
-    return Path(data) if data else Path.home() / ".local" / "share" / "causal-qwen"
-
-
 def check_cache_directory() -> None:
     """Refuse a cache directory that is a file, or below one."""
     cache = cache_directory()

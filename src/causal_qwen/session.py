@@ -28,7 +28,7 @@ NEW_TOKENS = 60  # of a text, unless a call says otherwise
 TOGETHER = 8  # texts of `batch` that are decoded at once
 
 Prompt = str | list[dict[str, str]]  # a beginning, or the messages of a chat
-Who = int | str | Individual  # a seed, the file of an individual, or an individual
+Who = int | str | Individual  # a seed, a name, the file of an individual, or an individual
 
 
 def open(

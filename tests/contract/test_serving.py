@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from causal_qwen.serving.requests import user_seed
-
 openai = pytest.importorskip("openai")
 
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
@@ -49,9 +47,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: Path, place: Path, *options: str) -> Iterator[Server]:
+def serving(model: Path, *options: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "causal_qwen", "serve", "--model", str(model), "--port", "0"]
-    command += ["--name", "tiny", "--individuals", str(place), *options]
+    command += ["--name", "tiny", *options]
     environment = {**os.environ, "CAUSAL_QWEN_API_KEY": "sesame", "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
@@ -85,8 +83,7 @@ def check_texts(client: Any) -> None:
     )
     first, second = whole.choices
     assert first.finish_reason == "length"
-    assert first.replay["individual"] == user_seed("ada")
-    assert second.replay["individual"] == user_seed("ada") + 1
+    assert first.replay["individual"] == second.replay["individual"] == "ada"
     assert len(first.logprobs.content) == whole.usage.completion_tokens / 2 == 6
     stream = client.chat.completions.create(
         model="tiny", messages=SAID, max_tokens=6, user="ada", stream=True
@@ -108,18 +105,14 @@ def check_texts(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
-def test_a_server_without_torch_answers_openais_client(
-    tiny_directory: Path, tmp_path: Path
-) -> None:
-    with serving(tiny_directory, tmp_path, "--engine", "numpy") as server:
+def test_a_server_without_torch_answers_openais_client(tiny_directory: Path) -> None:
+    with serving(tiny_directory, "--engine", "numpy") as server:
         client = server.client()
         check_texts(client)
         with pytest.raises(openai.AuthenticationError, match="API key is missing or wrong"):
             said(server.client("wrong"))
-        made = server.post("/individuals", {"name": "Ada", "seed": 7})
-        assert made["name"] == "Ada"
         text = said(client, individual="Ada")
-        asked = ["chat", "--url", server.url, "--individual", "7", "--json"]
+        asked = ["chat", "--url", server.url, "--individual", "Ada", "--json"]
         done = subprocess.run(
             [sys.executable, "-m", "causal_qwen", *asked],
             input="Hi\n",
@@ -128,12 +121,11 @@ def test_a_server_without_torch_answers_openais_client(
             env={**os.environ, "CAUSAL_QWEN_API_KEY": "sesame"},
             check=True,
         )
-        assert json.loads(done.stdout)["individual"] == 7
+        answer = json.loads(done.stdout)
+        assert answer["individual"] == "Ada"
         with pytest.raises(openai.APIStatusError, match="without torch"):
             server.post("/numbers", {"input": "a"})
-        assert server.end(signal.SIGKILL)[0] == -signal.SIGKILL
-    with serving(tiny_directory, tmp_path, "--engine", "numpy") as server:
-        assert said(server.client(), individual="Ada") == text  # nothing saved was lost
+        assert said(client, user="ada") == text
         assert server.end(signal.SIGTERM) == (143, "")
 
 
@@ -150,12 +142,12 @@ def test_a_server_answers_openais_client_counterfactuals_and_numbers(
     regressor.save(tmp_path / "priced")
     expected = regressor.predict_interval(table[["carat"]][:2], 0.8)
     options = ("--regressor", str(tmp_path / "priced"))
-    with serving(tiny_directory, tmp_path / "people", *options) as server:
+    with serving(tiny_directory, *options) as server:
         check_texts(server.client())
         body: dict[str, Any] = {"prompt": "the king has 3", "user": "ada", "max_tokens": 5}
         body["edit"] = {"prompt": "the queen has 3"}
         found = server.post("/counterfactuals", body)
-        assert found["individual"] == user_seed("ada")
+        assert found["individual"] == "ada"
         assert found["counterfactual"]["text"].startswith("the queen has 3")
         rows = [{"carat": 0.05}, {"carat": 0.1}]
         asked = {"input": rows, "levels": [0.8], "quantiles": [0.25, 0.5]}
@@ -183,7 +175,7 @@ def test_the_playground_of_a_server_needs_no_torch(tiny_directory: Path, tmp_pat
     app = [sys.executable, "-c", WITHOUT_TORCH, "app", "--port", "0", "--no-browser", "--url"]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "CAUSAL_QWEN_API_KEY": "sesame"}
     pipe = subprocess.PIPE
-    with serving(tiny_directory, tmp_path / "people", "--engine", "numpy") as server:
+    with serving(tiny_directory, "--engine", "numpy") as server:
         process = subprocess.Popen(
             [*app, server.url], stdout=pipe, stderr=pipe, text=True, env=environment
         )
@@ -224,7 +216,7 @@ def test_a_hundred_clients_are_answered_or_told_to_come_back(
     tiny_directory: Path, tmp_path: Path
 ) -> None:
     options = ("--set", "max_rows=8", "--set", "max_waiting=30")
-    with serving(tiny_directory, tmp_path, *options) as server:
+    with serving(tiny_directory, *options) as server:
         clients, refused = ThreadPoolExecutor(100), list[Any]()
 
         def ask(number: int) -> tuple[str, int] | None:
@@ -247,14 +239,14 @@ def test_a_hundred_clients_are_answered_or_told_to_come_back(
             assert int(error.response.headers["retry-after"]) >= 1
             assert "texts are waiting" in str(error)
         for number, (text, individual) in list(answered.items())[::5]:
-            assert individual == user_seed(f"user {number}")
+            assert individual == f"user {number}"
             assert ask(number) == (text, individual)
         assert server.end(signal.SIGTERM) == (143, "")
 
 
 @pytest.mark.slow
 def test_sigterm_lets_running_requests_end(tiny_directory: Path, tmp_path: Path) -> None:
-    with serving(tiny_directory, tmp_path) as server:
+    with serving(tiny_directory) as server:
         stream = server.client().completions.create(
             model="tiny", prompt="a king", max_tokens=300, temperature=0, stream=True
         )
@@ -296,8 +288,8 @@ def test_numbers_are_right_while_other_requests_are_decoded(
         answer = server.post("/numbers", {"input": [row], "target": "a"})
         return float(answer["data"][0]["median"])
 
-    place, given = tmp_path / "people", ("--regressor", str(tmp_path / "priced"))
-    with serving(embedded, place, *given) as server, ThreadPoolExecutor(6) as pool:
+    given = ("--regressor", str(tmp_path / "priced"))
+    with serving(embedded, *given) as server, ThreadPoolExecutor(6) as pool:
         create, body = server.client().completions.create, {"model": "tiny", "prompt": "a king"}
         said = [pool.submit(create, max_tokens=200, **body) for _ in range(4)]
         for _ in range(2):  # computed, then from the cache

@@ -133,8 +133,8 @@ def test_a_counterfactual_begins_with_the_text_of_its_individual(
 def test_wrong_calls_name_the_cure(session: Session) -> None:
     with pytest.raises(ValueError, match="tokens; this model reads 1 to"):
         session.generate("x" * (session.engine.context + 1))
-    with pytest.raises(FileNotFoundError, match="neither a seed"):
-        session.generate("a", "nobody")
+    with pytest.raises(FileNotFoundError, match="not a file"):
+        session.generate("a", "nobody.safetensors")
     with pytest.raises(ValueError, match=r"engine='loud'.*numpy"):
         causal_qwen.open("", "loud")
     other = Individual.draw(session.engine.size + 1, seed=1)

@@ -408,7 +408,7 @@ def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> Non
     from causal_qwen.conversion.convert import default_model
     from causal_qwen.conversion.opening import open_model
     from causal_qwen.engines.torch import chat_inputs
-    from causal_qwen.serving.requests import user_seed
+    from causal_qwen.individuals import seed_of
 
     processor, model = open_model(str(default_model()))
 
@@ -439,7 +439,7 @@ def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> Non
         talk = {"model": "m", "messages": messages, "max_tokens": 12, "user": "ada"}
         status, reply = post(url, "/v1/chat/completions", talk)
         assert status == 200, reply
-        assert reply["choices"][0]["message"]["content"] == text(chat, individual=user_seed("ada"))
+        assert reply["choices"][0]["message"]["content"] == text(chat, individual=seed_of("ada"))
         status, reply = post(url, "/v1/completions", {**body, "individual": "Ada"})
         assert status == 400
         assert "'Ada' is no seed" in reply["error"]["message"]
@@ -507,7 +507,7 @@ def test_both_servers_answer_fifty_requests_alike(tmp_path: Path) -> None:
         return found
 
     ours = [sys.executable, "-m", "causal_qwen", "serve", "--model", str(default_model())]
-    ours += ["--name", "m", "--individuals", str(tmp_path / "saved")]
+    ours += ["--name", "m"]
     with started(ours, tmp_path / "ours.log", dict(os.environ)) as url:
         wanted = answers(url)
     assert len({text for _, said, _ in wanted for text, _ in said}) > 40

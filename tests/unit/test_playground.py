@@ -56,7 +56,7 @@ def service(
 ) -> Iterator[Service]:
     root = tmp_path_factory.mktemp("served")
     priced.save(root / "priced")
-    found = Service(backend, "tiny", root / "people", regressors={"rings": root / "priced"})
+    found = Service(backend, "tiny", regressors={"rings": root / "priced"})
     yield found
     found.close()
 

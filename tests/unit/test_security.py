@@ -44,7 +44,7 @@ def client(
     tiny = make_model(
         vocab_size=300, num_token_id=processor.num_token_id, max_position_embeddings=256
     )
-    service = Service(TorchEngine(tiny, processor), "tiny", files)
+    service = Service(TorchEngine(tiny, processor), "tiny")
     with (
         closing(service),
         running(service) as address,

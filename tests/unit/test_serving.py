@@ -1,4 +1,4 @@
-"""The server inside this process: batches, texts, routes, queue, saved individuals."""
+"""The server inside this process: batches, texts, routes, queue, names."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ from causal_qwen.cli import batch
 from causal_qwen.cli.chat import RemoteConversation
 from causal_qwen.engines.engine import Choice, Row, Tokens
 from causal_qwen.engines.torch import TorchBatch, TorchEngine
-from causal_qwen.individuals import Individual
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.batching import Batcher, Event, Job
 from causal_qwen.serving.client import Client
-from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.requests import RequestError, user_seed
+from causal_qwen.serving.requests import seed_of
 from causal_qwen.serving.service import Service
-from causal_qwen.session import GrowingText
+from causal_qwen.session import GrowingText, Session
 
 URL = "http://127.0.0.1:8000"
 MODES: tuple[dict[str, Any], ...] = (
@@ -68,7 +66,7 @@ def backend(
 
 @pytest.fixture
 def service(backend: TorchEngine, tmp_path: Path) -> Iterator[Service]:
-    running = Service(backend, "tiny", tmp_path / "individuals")
+    running = Service(backend, "tiny")
     yield running
     running.close()
 
@@ -246,7 +244,6 @@ def test_a_text_is_that_of_generate_with_the_reported_settings(
 
 
 def test_every_choice_can_be_replayed(client: TestClient) -> None:
-    client.post("/v1/individuals", json={"name": "Ada", "seed": 3, "temperature": 2.0})
     for body in (
         {"temperature": 0.7, "n": 2},
         {"user": "ada", "n": 2},
@@ -324,7 +321,7 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
             "temprature: Extra inputs are not permitted",
         ),
         (post("/v1/completions", prompt="a", model="other"), 404, "this server has 'tiny'"),
-        (post("/v1/completions", prompt="a", individual="Bo"), 404, "no individual 'Bo'"),
+        (post("/v1/completions", prompt="a", individual=" "), 400, "name is empty"),
         (post("/v1/completions", prompt=long), 400, "has 600 tokens; this server reads 1 to 511"),
         (post("/v1/completions", prompt="a", stream=True, value_field="x"), 400, "'x'"),
         (
@@ -332,8 +329,6 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
             400,
             "messages: List should have at least 1 item",
         ),
-        (post("/v1/individuals", name="7"), 400, "is not a number"),
-        (post("/v1/individuals", seed=-1), 400, "seed: "),
         (post("/v1/counterfactuals", prompt="a"), 400, "edit: Field required"),
         (
             post("/v1/counterfactuals", prompt="a", edit={"token": 1}),
@@ -350,7 +345,6 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
         (client.post("/v1/completions", content=b"{"), 400, "JSON decode error"),
         (client.post("/v1/completions", content=b"[" * 99_999), 400, "error parsing the body"),
         (client.post("/v1/completions", json=[1]), 400, "valid dictionary"),
-        (client.get("/v1/individuals/Bo"), 404, "no individual 'Bo'"),
         (client.get("/nowhere"), 404, "Not Found"),
     ]
     for answer, status, words in cases:
@@ -361,7 +355,7 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
 
 
 def test_a_full_queue_is_429_with_retry_after(backend: TorchEngine, tmp_path: Path) -> None:
-    service = Service(backend, "tiny", tmp_path, Limits(max_rows=2, max_waiting=0))
+    service = Service(backend, "tiny", Limits(max_rows=2, max_waiting=0))
     client = TestClient(make_app(service), base_url=URL)
     go_on = threading.Event()
     try:
@@ -430,7 +424,7 @@ def test_counterfactuals_compare_two_worlds_of_one_individual(client: TestClient
     edit = {"messages": [{"role": "user", "content": "the queen"}]}
     found = client.post("/v1/counterfactuals", json={**chat, "edit": edit}).json()
     assert "user: the queen" in found["counterfactual"]["text"]
-    assert found["individual"] == user_seed("a")
+    assert found["individual"] == "a"
 
 
 def test_models_health_metrics_and_pages(client: TestClient) -> None:
@@ -511,7 +505,7 @@ def test_hostile_requests_are_answered_and_the_server_lives(
     seed: int, backend: TorchEngine, numbers_of_rows: Any, tmp_path: Path, record_property: Any
 ) -> None:
     limits = Limits(max_tokens=4, max_prompt=200)
-    service = Service(backend, "tiny", tmp_path / "saved", limits, {"price": tmp_path})
+    service = Service(backend, "tiny", limits, {"price": tmp_path})
     service.opened["price"] = numbers_of_rows
     calls = 100 if IS_ON else 40
     record_property("cases", calls)
@@ -525,39 +519,28 @@ def test_hostile_requests_are_answered_and_the_server_lives(
     assert {path.name for path in tmp_path.iterdir()} <= {"saved"}
 
 
-# ---------------------------------------------------------------- saved individuals
+# ---------------------------------------------------------------- names
 
 
-def test_individuals_are_drawn_saved_listed_used_and_deleted(
-    client: TestClient, service: Service
-) -> None:
-    drawn = client.post("/v1/individuals", json={"seed": 5})
-    assert drawn.status_code == 201
-    assert client.get("/v1/individuals").json()["data"] == []
-    made = client.post("/v1/individuals", json={"name": "Ada", "seed": 5, "temperature": 2})
-    assert made.json()["name"] == "Ada"
-    assert client.post("/v1/individuals", json={"name": "Ada"}).status_code == 409
-    assert [one["name"] for one in client.get("/v1/individuals").json()["data"]] == ["Ada"]
-    assert client.get("/v1/individuals/Ada").json()["temperature"] == 2
-    assert texts(client, individual="Ada") == texts(client, individual=5, temperature=2)
-    assert client.delete("/v1/individuals/Ada").json()["deleted"]
-    assert client.delete("/v1/individuals/Ada").status_code == 404
-    assert list(service.individuals.directory.iterdir()) == []
+def test_a_name_is_one_individual_everywhere(client: TestClient, service: Service) -> None:
+    ada = texts(client, individual="Ada")
+    assert ada == texts(client, user="ada") == texts(client, individual=seed_of(" ADA "))
+    session = Session(service.backend)
+    assert ada == [session.generate("a king", individual="ada", max_new_tokens=6).text]
+    assert ada != texts(client, user="bo")
 
 
-def test_names_are_those_of_files_in_the_directory(tmp_path: Path) -> None:
-    store = IndividualStore(tmp_path / "new", 3)
-    names = ["Ada", "王", "x.y", "a b", "X", "7th"]
-    for name in names:
-        store.save(Individual.draw(3, seed=1), name)
-    assert sorted(store.names()) == sorted(names)
-    assert store.find("a b").name == "a b"
-    for name in ("", "..", ".a", "a/b", "7", "a\n", "a ", "a\0", "x" * 61, "\ud800", "..\\a"):
-        with pytest.raises(RequestError, match="is not a number"):
-            store.find(name)
-    other = IndividualStore(tmp_path / "new", 4)
-    with pytest.raises(RequestError, match="another model's"):
-        other.find("Ada")
+def test_a_named_individual_has_other_chances_and_stays_itself(client: TestClient) -> None:
+    """With chance, `n` and `seed` draw it anew; without, all texts of one person are equal."""
+    lively = {"user": "ada", "persistence": 0.3, "min_p": 0.01}
+    three = complete(client, **lively, n=3)["choices"]
+    assert {one["replay"]["individual"] for one in three} == {"ada"}
+    assert len({one["text"] for one in three}) == 3
+    assert texts(client, **lively, seed=1) == [three[1]["text"]]
+    for one in three:
+        assert texts(client, **one["replay"]) == [one["text"]]
+    drawn = complete(client, user="ada", causal_mode="sampling", seed=4)["choices"][0]["replay"]
+    assert drawn["individual"] == 4
 
 
 # ---------------------------------------------------------------- a file of prompts
@@ -647,8 +630,7 @@ def test_a_conversation_with_a_server(address: str, client: TestClient) -> None:
     (expected,) = client.post("/v1/chat/completions", json=body).json()["choices"]
     assert second.text == expected["message"]["content"]
     assert chat.command("/individual ada") == "mode causal, answers by individual ada"
-    with pytest.raises(ValueError, match="no individual 'ada'"):
-        chat.ask("Hi")
+    assert chat.ask("Hi").settings["individual"] == "ada"
     assert "standard" in chat.command("/mode standard")
     chat.command("/reset")
     chat.ask("Hi")

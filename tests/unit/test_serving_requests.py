@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, resolve_settings
-from causal_qwen.individuals import Individual
+from causal_qwen.individuals import Individual, seed_of
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.requests import (
     Call,
@@ -21,7 +21,6 @@ from causal_qwen.serving.requests import (
     RequestError,
     TextRequest,
     read,
-    user_seed,
 )
 
 SIZE = 7
@@ -29,10 +28,8 @@ SAVED = {"noise_gain": 3.0, "min_density": 0.05, "causal_min_p": 0.1, "persisten
 ADA = Individual.draw(SIZE, seed=3, temperature=0.5, persistence=0.25)
 
 
-def find(name: str) -> Individual:
-    if name == "Ada":
-        return ADA
-    raise RequestError(f"There is no individual {name!r}.", "individual", 404)
+def find(name: str) -> int | Individual:
+    return ADA if name == "Ada" else seed_of(name)
 
 
 def settings(default_mode: str = "standard", **options: Any) -> Any:
@@ -62,10 +59,12 @@ CALLS: list[tuple[dict[str, Any], str, Any]] = [
     ({"temperature": 0}, "standard", None),
     ({"temperature": 0, "user": "ada"}, "standard", None),
     ({"temperature": 0.7, "seed": 5}, "sampling", 5),
-    ({"temperature": 0.7, "user": "ada"}, "causal", user_seed("ada")),
-    ({"user": "ada"}, "causal", user_seed("ada")),
+    ({"temperature": 0.7, "user": "ada"}, "causal", seed_of("ada")),
+    ({"user": "ada"}, "causal", seed_of("ada")),
     ({"user": "ada", "individual": 8}, "causal", 8),
-    ({"user": "ada", "causal_mode": "causal", "seed": 9}, "causal", 9),
+    ({"user": "ada", "causal_mode": "causal", "seed": 9}, "causal", seed_of("ada")),
+    ({"user": "ada", "seed": 9}, "causal", seed_of("ada")),
+    ({"individual": 8, "seed": 9}, "causal", 8),
     ({"individual": 8}, "causal", 8),
     ({"individual": "8"}, "causal", 8),
     ({"individual": "Ada"}, "causal", ADA),
@@ -92,10 +91,10 @@ def test_a_model_without_heads_ignores_the_user_and_draws_by_softmax() -> None:
 
 
 def test_users_have_seeds_of_their_own_that_json_keeps() -> None:
-    seeds = {user_seed(f"user {number}") for number in range(1000)}
+    seeds = {seed_of(f"user {number}") for number in range(1000)}
     assert len(seeds) == 1000
     assert max(seeds) < 2**53
-    assert user_seed("ada") == 4743581480125735  # the same on every machine, in every version
+    assert seed_of("ada") == 4743581480125735  # the same on every machine, in every version
 
 
 def test_what_is_left_to_chance_is_drawn_and_reported() -> None:
@@ -160,7 +159,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, r"seed.*: .* greater than or equal to 0"),
     ({"individual": 2**64}, r"individual.*: Input should be"),
     ({"individual": 8, "temperature": 0}, r"temperature 0 means standard"),
-    ({"individual": 8, "seed": 9}, r"both name the individual"),
     ({"individual": 8, "causal_mode": "standard"}, r"no effect in mode 'standard'"),
     ({"individual": "Bo"}, r"no individual 'Bo'"),
     ({"individual": "Ada", "persistence": 0.5}, r"persistence=0.5 contradicts"),

@@ -19,9 +19,10 @@ from _server import run_async
 
 from causal_qwen.decoding.candidates import REACH
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.individuals import seed_of
 from causal_qwen.modeling.action import ActionHead
 from causal_qwen.options import CONTINUES, OPEN
-from causal_qwen.serving.requests import RequestError, user_seed
+from causal_qwen.serving.requests import RequestError
 from causal_qwen.vllm.admission import Served, admit, admitted_settings
 from causal_qwen.vllm.middleware import CausalFields, moved
 from causal_qwen.vllm.plugin import refusal
@@ -64,7 +65,8 @@ def settings_of(request: Any) -> Any:
     [
         ({"individual": 7}, {}, "causal", 7),
         ({"individual": "7"}, {}, "causal", 7),
-        ({"user": "ada"}, {}, "causal", user_seed("ada")),
+        ({"user": "ada"}, {}, "causal", seed_of("ada")),
+        ({"individual": "Ada"}, {"seed": 3}, "causal", seed_of("ada")),
         ({"causal_mode": "causal"}, {"seed": 5}, "causal", 5),
         (None, {"seed": 5}, "sampling", 5),
         (None, {"temperature": 0.0}, "standard", None),
@@ -139,8 +141,6 @@ def test_a_penalty_is_left_to_vllm_in_compatible_alone() -> None:
     ("extra", "fields", "sentence"),
     [
         ({"individul": 7}, {}, "individul: Extra inputs"),
-        ({"individual": "Ada"}, {}, "is no seed"),
-        ({"individual": 7}, {"seed": 3}, "both name the individual"),
         ({"individual": 7}, {"temperature": 0.0}, "temperature 0 means standard"),
         ({"causal_mode": "wild"}, {}, "causal_mode='wild' is unknown"),
         ({"individual": 7}, {"presence_penalty": 0.5}, "in mode 'compatible' only"),

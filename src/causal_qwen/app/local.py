@@ -28,11 +28,11 @@ FIT_ROWS, CALIBRATION_ROWS = 60, 30
 
 
 class LocalServer:
-    def __init__(self, model: str, device: str, individuals: Path) -> None:
+    def __init__(self, model: str, device: str) -> None:
         path = model or str(default_model(lambda step: print(f"{step} ...", flush=True)))
         backend = TorchEngine.open(path, device)
         regressors = {IRISES: lambda: fit_irises(OpenModel(backend.processor, backend.model))}
-        self.service = Service(backend, Path(path).name, individuals, regressors=regressors)
+        self.service = Service(backend, Path(path).name, regressors=regressors)
         self.key = secrets.token_urlsafe()
 
     def __enter__(self) -> LocalServer:

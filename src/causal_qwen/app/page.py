@@ -50,7 +50,7 @@ def build(model: ServedModel, is_local: bool = False) -> gr.Blocks:
             f"then decides what this individual writes. Model: `{model.name}`{place}{left_out}"
         )
         own = served.TEMPERATURE, model.persistence
-        mine = gr.State([Speaker(name, seed, *own) for name, seed in served.FIRST.items()])
+        mine = gr.State([Speaker(name, None, *own) for name in served.FIRST])
         with gr.Tabs(overflow_behavior="wrap"):  # a menu hides the last on some phones
             with gr.Tab(TABS[0]):
                 _generate_tab(model)
@@ -124,7 +124,7 @@ def _individuals_tab(model: ServedModel, mine: gr.State) -> Any:
     gr.Markdown("### Draw an individual")
     with gr.Row():
         name = gr.Textbox(label="Name", placeholder="Dora", min_width=120)
-        seed = gr.Number(None, label="Seed", placeholder="random", precision=0)
+        seed = gr.Number(None, label="Seed", placeholder="of the name", precision=0)
     with gr.Row():
         temperature = _temperature("Temperature")
         persistence = _persistence(model)
@@ -140,8 +140,9 @@ def _individuals_tab(model: ServedModel, mine: gr.State) -> Any:
     def on_draw(
         them: list[Speaker], who: str, number: int | None, t: float, own: float
     ) -> Iterator[tuple[Any, ...]]:
-        number = secrets.randbelow(10**6) if number is None else number
-        new = Speaker(" ".join((who or f"No. {number}").split()), number, t, own)
+        if not (who := " ".join((who or "").split())):
+            number = secrets.randbelow(10**6) if number is None else number
+        new = Speaker(who or f"No. {number}", number, t, own)
         if new.name in _names(them):
             raise ValueError(f"The name {new.name} is taken; choose another one.")
         yield [*them, new], "", None
@@ -156,7 +157,7 @@ def _individuals_tab(model: ServedModel, mine: gr.State) -> Any:
                 f"{len(speaking)} individuals and {len(texts)} prompts make {len(rows)} texts; "
                 f"select 1 to {MAX_TEXTS}."
             )
-        titles = [(one.name, f"seed {one.seed}", text) for one, text in rows]
+        titles = [(one.name, _note(one), text) for one, text in rows]
         bodies = ({"prompt": text, **one.fields} for one, text in rows)
         yield from _growing_cards(titles, model.stream(bodies, n))
 
@@ -294,6 +295,10 @@ def _new_tokens(model: ServedModel, value: int) -> gr.Slider:
 def _start_and_stop() -> tuple[gr.Button, gr.Button]:
     with gr.Row():
         return gr.Button("Generate", variant="primary"), gr.Button("Stop")
+
+
+def _note(one: Speaker) -> str:
+    return "by name" if one.seed is None else f"seed {one.seed}"
 
 
 def _names(them: Sequence[Speaker]) -> list[str]:

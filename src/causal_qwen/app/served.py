@@ -1,7 +1,7 @@
 """Served: what a visitor writes, and what the page asks of the routes of `causal-qwen serve`.
 
     texts            POST /v1/completions, a stream per text; the server decodes them together
-    individuals      here they are seeds with settings; POST /v1/individuals names the model's
+    individuals      names or seeds, with settings
     counterfactuals  POST /v1/counterfactuals
     numbers          POST /v1/numbers
     tokens           POST /v1/tokens
@@ -25,7 +25,7 @@ from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
 from causal_qwen.text.numerals import encode, render
 
-TEXTS, PEOPLE, MODELS = "/v1/completions", "/v1/individuals", "/v1/models"
+TEXTS, MODELS = "/v1/completions", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
 MAX_NEW_TOKENS = 80
 MAX_CHARACTERS = 1000  # of a text
@@ -38,7 +38,7 @@ IRIS_TEXT = (
 DIGITS = 15  # of an inserted number: enough for every value that a drag can reach
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
-FIRST = {"Ada": 1, "Bo": 2, "Chen": 3}  # names and seeds of every visitor's first individuals
+FIRST = ("Ada", "Bo", "Chen")  # every visitor's first individuals
 MODE_NOTES = {
     "standard": "the most probable token, no noise",
     "sampling": "new noise in U at every token",
@@ -48,19 +48,19 @@ MODE_NOTES = {
 
 
 class Speaker(NamedTuple):
-    """An individual of a visitor, whose noise its seed draws."""
+    """An individual of a visitor: of a seed, or else of its name."""
 
     name: str
-    seed: int
+    seed: int | None
     temperature: float
     persistence: float
 
     @property
     def fields(self) -> dict[str, Any]:
         """Of a request."""
-        _, seed, temperature, persistence = self
+        name, seed, temperature, persistence = self
         own = {"temperature": temperature, "persistence": persistence}
-        return {"causal_mode": "causal", "individual": seed, **own}
+        return {"causal_mode": "causal", "individual": name if seed is None else seed, **own}
 
 
 class Forecast(NamedTuple):
@@ -91,7 +91,7 @@ class ServedModel:
         return cls(
             client=client,
             name=card["id"],
-            persistence=client.post(PEOPLE, {})["persistence"],
+            persistence=card["persistence"],
             max_new_tokens=min(card["limits"]["max_tokens"], MAX_NEW_TOKENS),
             has_analyses=card["engine"] == "torch",
             regressors=card["regressors"],

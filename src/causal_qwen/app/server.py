@@ -59,7 +59,7 @@ def launch(
             from causal_qwen.app.local import LocalServer
 
             print("Opening the model ...", flush=True)
-            local = opened.enter_context(LocalServer(model, device, files / "individuals"))
+            local = opened.enter_context(LocalServer(model, device))
             url, api_key = local.url, local.key
         served = ServedModel.open(url, api_key)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once

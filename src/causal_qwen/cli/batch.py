@@ -94,7 +94,7 @@ def run(
                 file.flush()
                 report(f"{done} texts written")
 
-    with closing(Service(engine, "", Path(), limits)) as service:
+    with closing(Service(engine, "", limits)) as service:
         service.find = _find
         with output.open("a", encoding="utf-8") as file:
             asyncio.run(write())
@@ -125,11 +125,9 @@ def _kept(number: int, record: dict[str, Any]) -> dict[str, Any]:
     return {"line": number, **{name: record[name] for name in KEPT if name in record}}
 
 
-def _find(name: str) -> Individual:
-    """A name is the file of a saved individual."""
+def _find(name: str) -> int | Individual:
+    """A name, or the file of a saved individual."""
     try:
-        found = parse_individual(name)
-    except (OSError, ValueError) as error:
+        return parse_individual(name)
+    except OSError as error:
         raise RequestError(str(error)) from None
-    assert isinstance(found, Individual)  # digits are a seed before they come here
-    return found

@@ -56,8 +56,8 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)  # user and assistant in turn
 
     def __post_init__(self) -> None:
-        if self.individual is None:
-            self.individual = secrets.randbelow(10_000)
+        who = secrets.randbelow(10_000) if self.individual is None else self.individual
+        self.individual = self._find(who) if isinstance(who, str) else who
 
     @property
     def name(self) -> str:
@@ -100,7 +100,9 @@ class Conversation:
         return f"mode {self.mode}, answers by {self.name}"
 
     def _find(self, who: str) -> int | str | Individual:
-        return parse_individual(who)
+        """A name stays as it is written."""
+        found = parse_individual(who)
+        return found if isinstance(found, Individual) or who.isdecimal() else who
 
     def _with_system(self, turns: list[dict[str, str]]) -> list[dict[str, str]]:
         return (

@@ -55,7 +55,7 @@ DecodingMode = Annotated[
     ),
 ]
 IndividualName = Annotated[
-    str | None, Option("--individual", "-i", help="A seed, or the file of an individual.")
+    str | None, Option("--individual", "-i", help="A name, a seed, or the file of an individual.")
 ]
 Temperature = Annotated[
     float | None,

@@ -11,7 +11,7 @@ from typer import Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import unless_embedded
-from causal_qwen.paths import EMBEDDED, data_directory
+from causal_qwen.paths import EMBEDDED
 
 DRAIN_SECONDS = 30  # for running requests after SIGTERM
 
@@ -34,10 +34,6 @@ def serve(
     ] = None,
     name: Annotated[
         str | None, Option(help="The model's id in requests. Default: its directory's name.")
-    ] = None,
-    individuals: Annotated[
-        Path | None,
-        Option(help="Where individuals are saved. Default: below ~/.local/share.", file_okay=False),
     ] = None,
     regressor: Annotated[
         list[str] | None,
@@ -71,11 +67,10 @@ def serve(
     fitted = dict(_named_directory(one) for one in regressor or ())
     named = unless_embedded(model)
     shown = name or (EMBEDDED if named is None else Path(named).name)
-    people = individuals or data_directory() / "individuals" / shown
     key = api_key or (None if is_loopback(host) else secrets.token_urlsafe())
     with connections.bind(host, port) as bound:  # before a model is loaded
         loaded = open_session(model, engine, device=device, dtype=dtype).engine
-        with closing(Service(loaded, shown, people, limits, fitted)) as service:
+        with closing(Service(loaded, shown, limits, fitted)) as service:
             app = make_app(service, host, key, cors or ())
             server = connections.make_server(app, DRAIN_SECONDS)
             if not is_loopback(host):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from causal_qwen.individuals import OWN_FIELDS, Individual
+from causal_qwen.individuals import OWN_FIELDS, SEEDS, Individual
 from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
 
 # Our own fields of a generation config, and their defaults.
@@ -46,7 +46,6 @@ CHOICES = {"whole_words": (True, False), "normalization": NORMALIZATIONS}
 HF_TOP_K = 50  # Hugging Face's top_k of softmax sampling when none is named
 # T kappa, and T of softmax. |t| is at most 3e15: in float32, 1e7 is left for scale_U times |W|.
 MOST_NOISE = 1e16
-SEEDS = 2**53  # drawn seeds lie below it: every JSON reader keeps them exactly
 SOFTMAX_CALL = ("temperature", "top_k", "top_p", "min_p")  # each asks for softmax draws
 
 

@@ -1,10 +1,8 @@
 """App: the routes of the server, as an ASGI application.
 
-    GET   /v1/models                          POST  /v1/chat/completions
-    GET   /v1/individuals                     POST  /v1/completions
-    POST  /v1/individuals                     POST  /v1/counterfactuals
-    GET, DELETE /v1/individuals/{name}        POST  /v1/numbers, /v1/numbers/counterfactual
-    GET   /health  /metrics  /docs            POST  /v1/tokens
+    POST  /v1/chat/completions  /v1/completions  /v1/counterfactuals  /v1/tokens
+    POST  /v1/numbers  /v1/numbers/counterfactual
+    GET   /v1/models  /health  /metrics  /docs
 
 Errors are answered in OpenAI's form, with one sentence. A client that disconnects stops its texts.
 """
@@ -30,7 +28,6 @@ from causal_qwen._version import __version__
 from causal_qwen.engines.engine import Row
 from causal_qwen.serving import analyses
 from causal_qwen.serving.analyses import Served
-from causal_qwen.serving.individuals import DrawRequest, describe
 from causal_qwen.serving.replies import Reply, error_body
 from causal_qwen.serving.requests import (
     ChatRequest,
@@ -188,36 +185,6 @@ def _event(record: Any) -> str:
     return f"data: {json.dumps(record, ensure_ascii=False)}\n\n"
 
 
-# ---------------------------------------------------------------- individuals
-
-
-@router.get("/v1/individuals")
-def list_individuals(service: Served) -> Any:
-    """The names of the saved individuals."""
-    data = [{"object": "individual", "name": name} for name in service.individuals.names()]
-    return {"object": "list", "data": data}
-
-
-@router.post("/v1/individuals", status_code=201)
-def draw_individual(service: Served, body: DrawRequest) -> Any:
-    """Draw an individual; with a name, save it."""
-    drawn = body.draw(service.backend)
-    return describe(drawn if body.name is None else service.individuals.save(drawn, body.name))
-
-
-@router.get("/v1/individuals/{name:path}")
-def show_individual(service: Served, name: str) -> Any:
-    """A saved individual."""
-    return describe(service.individuals.find(name))
-
-
-@router.delete("/v1/individuals/{name:path}")
-def delete_individual(service: Served, name: str) -> Any:
-    """Delete a saved individual."""
-    service.individuals.delete(name)
-    return {"object": "individual.deleted", "name": name, "deleted": True}
-
-
 # ---------------------------------------------------------------- operations
 
 
@@ -233,6 +200,7 @@ def list_models(service: Served) -> Any:
         "engine": backend.kind,
         "context": backend.context,
         "individual_size": backend.size,
+        "persistence": backend.resolve(causal_mode="causal").persistence,
         "regressors": list(service.regressors),
         "limits": vars(service.limits),
     }

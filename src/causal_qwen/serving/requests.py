@@ -8,14 +8,14 @@ field, whose value `resolve_settings` checks. A field that is null counts as not
     temperature 0                     standard (in a model of mode compatible: its argmax)
     temperature > 0                   sampling, as do_sample=True
     user                              names the individual when nothing else does
-    seed                              names it, too, in modes with noise; else it is softmax's seed
+    seed                              of an individual's chance; of sampling; of softmax
 
-Individuals of a request: `individual` > `seed` > `user` > one that is drawn.
+An individual is a seed or a name. Several texts (`n`) are those of a seed and its successors, or
+of one named individual with other chances.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -33,13 +33,12 @@ from pydantic import (
 
 from causal_qwen.decoding.settings import (
     DEFAULTS,
-    SEEDS,
     SOFTMAX,
     DecodingSettings,
     complete_call,
     first_given,
 )
-from causal_qwen.individuals import MAX_SEED, Individual, resolve_individuals
+from causal_qwen.individuals import MAX_SEED, Individual, resolve_individuals, seed_of
 from causal_qwen.serving.limits import Limits
 
 DEFAULT_TOKENS = 256  # of a request that names no max_tokens, within the server's limit
@@ -67,12 +66,16 @@ class Call(NamedTuple):
     options: dict[str, Any]
     seed: int | None  # of softmax draws
     settings: DecodingSettings
-    name: str | None = None  # of a saved individual
+    name: str | None = None  # of the individual
 
     def of_copy(self, copy: int) -> tuple[dict[str, Any], int | None]:
-        """Options and seed of a request's further texts: of the individual's successors."""
+        """Options and seed of a request's further texts: of a seed's successors, or of the one
+        who has a name, by another chance."""
         options, who = dict(self.options), self.options.get("individual")
-        if isinstance(who, int):
+        is_one = self.name is not None and self.settings.mode == "causal"
+        if is_one and copy:
+            options["exogenous"] = (options.get("exogenous") or 0) + copy
+        elif isinstance(who, int):
             options["individual"] = who + copy
         return options, None if self.seed is None else self.seed + copy
 
@@ -84,7 +87,9 @@ class Call(NamedTuple):
         record["causal_mode"] = record.pop("mode")
         record["fresh_noise_gain"] = first_given(record["fresh_noise_gain"], record["noise_gain"])
         if self.settings.is_noisy:
-            record["individual"] = self.name or who
+            is_named = self.name is not None and not self.name.isdecimal()  # digits are a seed
+            is_one = self.settings.mode == "causal" or copy == 0
+            record["individual"] = self.name if is_named and is_one else who
         else:
             record["seed"] = seed
         if record["causal_mode"] == "compatible" and not record["do_sample"]:
@@ -139,33 +144,41 @@ Settings = create_model(
 class DecodingRequest(Settings):  # type: ignore[misc, valid-type]
     """What a request may say about decoding, on every server."""
 
-    individual: Annotated[Seed | str | None, BeforeValidator(_as_seed)] = about(
-        "A seed, or the name of an individual on the server."
-    )
+    individual: Annotated[Seed | str | None, BeforeValidator(_as_seed)] = about("A seed or a name.")
     user: Annotated[str, Field(max_length=512)] | None = about("Names the individual otherwise.")
-    seed: Seed | None = about("The individual in modes with noise, else the seed of softmax.")
+    seed: Seed | None = about("Of the individual's chance, of sampling, or of softmax.")
     temperature: Number | None = about("0 is standard, more is sampling; or the noise's strength.")
 
     def resolve(
         self,
         resolve: Callable[..., DecodingSettings],
         default_mode: str,
-        find: Callable[[str], Individual],
+        find: Callable[[str], int | Individual] = seed_of,
     ) -> Call:
-        """The call of `generate`. `resolve` is the model's, for settings; `find` returns the saved
-        individual of a name."""
+        """The call of `generate`. `resolve` is the model's, for settings; `find` tells whose a name
+        is."""
         given = {name: getattr(self, name) for name in (*SETTINGS, "temperature")}
         options = {name: value for name, value in given.items() if value is not None}
-        name = self.individual if isinstance(self.individual, str) else None
-        who: Any = self.individual if name is None else find(name)
-        has_user = bool(self.user) and self.seed is None and default_mode != "compatible"
+        given_name = self.individual if isinstance(self.individual, str) else None
+        has_user = bool(self.user) and default_mode != "compatible"
+        is_someone = self.individual is not None or has_user
         if "causal_mode" not in options:
-            self._choose_mode(options, default_mode, is_someone=who is not None or has_user)
+            self._choose_mode(options, default_mode, is_someone)
         try:
+            who: Any = self.individual if given_name is None else find(given_name)
+            name = given_name or (self.user if who is None and self.user else None)
             settings = resolve(**{**options, "individual": who})
-            if settings.is_noisy:
-                options["individual"] = self._who(who)
             seed = None if settings.is_noisy else self.seed
+            if settings.is_noisy:
+                own = first_given(who, seed_of(name) if name else None)
+                draws = settings.mode == "sampling" and self.individual is None
+                if self.seed is not None and (own is None or draws):
+                    own, name = self.seed, None
+                elif self.seed is not None:
+                    options.setdefault("exogenous", self.seed)
+                options["individual"] = own
+            else:
+                name = None
             options, seed = complete_call(resolve, options, seed)
             settings = resolve(**options)
             if isinstance(who, Individual):  # whose own settings the request must not contradict
@@ -190,18 +203,6 @@ class DecodingRequest(Settings):  # type: ignore[misc, valid-type]
                 options["causal_mode"] = "causal"
         elif temperature is not None:
             options.setdefault("do_sample", True)
-
-    def _who(self, given: int | Individual | None) -> int | Individual | None:
-        if given is not None and self.seed is not None:
-            raise ValueError(
-                "individual and seed both name the individual in this mode; leave out one."
-            )
-        return first_given(given, self.seed, user_seed(self.user) if self.user else None)
-
-
-def user_seed(user: str) -> int:
-    """The individual of a user's name: the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest()) % SEEDS
 
 
 # ---------------------------------------------------------------- texts

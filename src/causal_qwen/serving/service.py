@@ -1,4 +1,4 @@
-"""Service: requests -> texts, individuals, counterfactuals and numbers of one loaded model.
+"""Service: requests -> texts, counterfactuals and numbers of one loaded model.
 
 Knows nothing of HTTP. Texts are decoded in the batch's thread; counterfactuals and numbers, which
 call the model themselves, run one after another in a thread of their own.
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from causal_qwen.engines.engine import Engine, Row, Tokens
+from causal_qwen.individuals import Individual, seed_of
 from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
-from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.replies import Reply
 from causal_qwen.serving.requests import RequestError, TextRequest
@@ -26,14 +26,12 @@ class Service:
         self,
         backend: Engine,
         name: str,
-        individuals: Path,
         limits: Limits | None = None,
         regressors: Mapping[str, Path | Callable[[], Any]] | None = None,
     ) -> None:
         self.backend, self.name, self.limits = backend, name, limits or Limits()
         self.batcher = Batcher(backend, self.limits)
-        self.individuals = IndividualStore(individuals, backend.size)
-        self.find = self.individuals.find  # an individual by its name
+        self.find: Callable[[str], int | Individual] = seed_of  # an individual by its name
         self.regressors = regressors or {}  # directories, or what fits one
         self.opened: dict[str, Any] = {}  # regressors that have been used
         self.typical: Any = None  # U in ordinary text, measured at its first use

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from causal_qwen.decoding.settings import DecodingSettings, first_given, resolve_settings
-from causal_qwen.individuals import Individual
 from causal_qwen.serving.requests import DecodingRequest, RequestError, read
 
 RESOLVED = "resolved"
@@ -71,7 +70,7 @@ def admit(params: Any, served: Served) -> None:
     for name in CHANGED:
         setattr(params, name, earlier.get(name, getattr(params, name)))
     given = {name: getattr(params, name) for name in CHANGED}
-    call = _request(params, dict(extra)).resolve(served.resolve, served.default_mode, _refuse_name)
+    call = _request(params, dict(extra)).resolve(served.resolve, served.default_mode)
     _check_penalties(params, call.settings)
     who = call.options.get("individual")
     options = {name: value for name, value in call.options.items() if value is not None}
@@ -121,11 +120,3 @@ def _check_penalties(params: Any, settings: DecodingSettings) -> None:
     penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1)
     if settings.normalization == "ovr" and any(penalties):
         raise RequestError("normalization='ovr' goes without penalties in vLLM; leave them out.")
-
-
-def _refuse_name(name: str) -> Individual:
-    raise RequestError(
-        f"individual={name!r} is no seed; individuals saved by name are served by `causal-qwen "
-        "serve`, and `user` names one that needs no file.",
-        "individual",
-    )
