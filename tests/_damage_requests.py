@@ -35,6 +35,8 @@ LONGEST = 1000  # characters of an error's sentence
 GOOD = {"prompt": "a king", "max_tokens": 4, "individual": 7}
 BODIES: dict[str, dict[str, Any]] = {  # valid ones, to be damaged
     "/v1/completions": {"prompt": "a king has 7 horses", "max_tokens": 2},
+    "/v1/shares": {"prompt": "a", "individuals": 3},
+    "/v1/panel": {"question": "a", "options": ["b", "c"], "individuals": ["ada", 2]},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/counterfactuals": {
         "prompt": "a king has 7 horses",

@@ -25,6 +25,7 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "CausalTextRegressor": "regression.regressor",
     "Individual": "individuals",
     "OpenModel": "regression.regressor",
+    "Panel": "panel",
     "Session": "session",
     "counterfactual": "analysis.counterfactual",
     "infer_individual": "analysis.posterior",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel, CausalQwenOutput
     from causal_qwen.modeling.configuration import CausalQwen2Config
     from causal_qwen.modeling.processor import CausalQwenProcessor
+    from causal_qwen.panel import Panel
     from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
     from causal_qwen.session import Session, open
 

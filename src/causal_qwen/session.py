@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from causal_qwen.analysis.shares import People, Shares, Who, count_shares
 from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings, complete_call
 from causal_qwen.engines.engine import Choice, Engine, Row, Tokens
@@ -28,7 +29,6 @@ NEW_TOKENS = 60  # of a text, unless a call says otherwise
 TOGETHER = 8  # texts of `batch` that are decoded at once
 
 Prompt = str | list[dict[str, str]]  # a beginning, or the messages of a chat
-Who = int | str | Individual  # a seed, a name, the file of an individual, or an individual
 
 
 def open(
@@ -248,11 +248,24 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._asked: tuple[Any, People] | None = None  # whose shares were counted last
 
     @property
     def model(self) -> Any:
         """Hugging Face's model, or NumPy's engine."""
         return self.engine.model
+
+    @property
+    def reader(self) -> Any:
+        """Texts to tokens: torch's processor, or the other engines' reader."""
+        engine: Any = self.engine
+        return engine.processor if engine.kind == "torch" else engine.reader
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        name = "chat_template" if self.engine.kind == "torch" else "template"
+        return getattr(self.reader, name) is not None
 
     @property
     def processor(self) -> Any:
@@ -281,8 +294,12 @@ class Session:
         """Continue several texts, decoded together. One individual for all, or one for each."""
         one_each = isinstance(individual, Sequence) and not isinstance(individual, str)
         who: Any = individual if one_each else [individual] * len(prompts)
+        read: dict[str, Tokens] = {}  # a prompt that is repeated is read once
+        for prompt in prompts:
+            read.setdefault(repr(prompt), self.encode(prompt))
         streams = [
-            self.stream(prompt, one, **options) for prompt, one in zip(prompts, who, strict=True)
+            self.stream(read[repr(prompt)], one, **options)
+            for prompt, one in zip(prompts, who, strict=True)
         ]
         for first in range(0, len(streams), TOGETHER):
             for _ in self._grow([one.growing for one in streams[first : first + TOGETHER]]):
@@ -291,7 +308,7 @@ class Session:
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Tokens,
         individual: Who | None = None,
         *,
         mode: str | None = None,
@@ -325,16 +342,32 @@ class Session:
         noise = DecodingNoise(settings, 1, 1, self.engine.size, _no_draws)
         return noise.individuals[0] if noise.individuals else None
 
-    def encode(self, prompt: Prompt) -> Tokens:
+    def encode(self, prompt: Prompt | Tokens) -> Tokens:
         """A prompt as tokens, which must leave room for one more."""
         engine = self.engine
-        tokens = engine.encode(prompt) if isinstance(prompt, str) else engine.encode_chat(prompt)
+        if isinstance(prompt, Tokens):
+            tokens = prompt
+        elif isinstance(prompt, str):
+            tokens = engine.encode(prompt)
+        else:
+            tokens = engine.encode_chat(prompt)
         if not 0 < len(tokens.ids) < engine.context:
             raise ValueError(
                 f"The prompt has {len(tokens.ids)} tokens; this model reads 1 to "
                 f"{engine.context - 1}."
             )
         return tokens
+
+    def shares(
+        self, prompt: Prompt, n: int = 1000, people: Sequence[Who] | None = None, **options: Any
+    ) -> Shares:
+        """The tokens that individuals choose next, with their shares: of seeds 0 to n - 1, or of
+        some people. Options are those of `generate` in `causal` mode, such as `temperature`."""
+        key = (n, None if people is None else (*people,), tuple(sorted(options.items())))
+        if self._asked is None or self._asked[0] != key:
+            self._asked = key, People(self.engine, n if people is None else people, **options)
+        tokens = self.encode(prompt)
+        return count_shares(self.engine, tokens, str(prompt), self._asked[1])
 
     def counterfactual(self, prompt: Any, edit: Any, individual: Who = 0, **options: Any) -> Any:
         """The individual's text, and the one after an edit: another prompt, or a `Changed...`.

@@ -26,7 +26,7 @@ import pytest
 import typer.main
 from rich.cells import cell_len
 
-from causal_qwen import __version__, terminal
+from causal_qwen import Panel, __version__, terminal
 from causal_qwen.cli import demo as demo_parts
 from causal_qwen.cli import doctor, main
 from causal_qwen.cli.chat import Conversation
@@ -124,6 +124,7 @@ def test_every_command_exists_and_demo_is_listed_first() -> None:
             "predict",
             "fit",
             "counterfactual",
+            "ask",
             "train",
         ),
         *("evaluate", "report", "verify", "app", "doctor"),
@@ -535,6 +536,42 @@ def test_counterfactual_prints_both_texts_and_writes_a_page(
 
 
 # ---------------------------------------------------------------- doctor
+
+
+def test_a_panel_answers_a_question_and_its_other_version(tiny_directory: Path) -> None:
+    asked = ["ask", "Which?", "cat", "dog", "--model", str(tiny_directory), "--individuals", "40"]
+    record = json.loads(here(*asked, "--json").stdout)
+    panel = Panel(open_session(str(tiny_directory)), 40)
+    assert record == json.loads(json.dumps(panel.ask("Which?", ["cat", "dog"]).to_dict()))
+    both = json.loads(here(*asked, "--versus", "Who?", "--json").stdout)
+    assert both["kappa"] == panel.compare("Which?", "Who?", ["cat", "dog"]).kappa
+
+
+@pytest.mark.parametrize("name", ["answers.csv", "answers.parquet"])
+def test_answers_to_a_file_of_questions_resume_after_a_kill(
+    tiny_directory: Path, tmp_path: Path, name: str
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    source, output = tmp_path / "survey.csv", tmp_path / name
+    source.write_text("question,options\nWhich?,cat;dog\nWho?,\nHow many?,number\n")
+    call = ["ask", "--questions", str(source), "--output", str(output)]
+    call += ["--model", str(tiny_directory), "--individuals", "ada,7"]
+    assert here(*call).returncode == 0
+    read = pandas.read_csv if name.endswith("csv") else pandas.read_parquet
+    whole = read(output)
+    assert whole["id"].astype(int).tolist() == [1, 1, 2, 2, 3, 3]
+    assert whole["person"].astype(str).tolist() == ["ada", "7"] * 3
+    if output.is_dir():
+        (output / "000001.parquet").unlink()
+    else:  # killed within the second question
+        text = output.read_text(encoding="utf-8")
+        output.write_text(text[: text.index("Who?") + 9], encoding="utf-8")
+    assert here(*call).returncode == 0
+    pandas.testing.assert_frame_equal(read(output), whole)
+    source.write_text("id,question\n9,Other?\n")
+    if not output.is_dir():
+        assert "not of these questions" in here(*call).stderr
+        pandas.testing.assert_frame_equal(read(output), whole)
 
 
 def test_doctor_prints_the_same_facts_as_json_and_as_text() -> None:

@@ -16,7 +16,7 @@ _GROUND = {"families", "options", "outputs", "paths", "terminal"}
 _TORCH_FREE = {"options", "text", "individuals", "decoding"}
 _MODEL = _TORCH_FREE | {"families", "modeling", "generation", "model", "backbones"}
 _WORK = {"numpy_engine", "conversion", "analysis", "tables", "training", "regression"}
-_LIBRARY = _GROUND | _MODEL | _WORK | {"engines", "layer", "session"}
+_LIBRARY = _GROUND | _MODEL | _WORK | {"engines", "layer", "session", "panel"}
 ROOMS: dict[str, set[str]] = {
     "families": set(),
     "options": set(),
@@ -36,6 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "analysis": _GROUND | _MODEL | {"numpy_engine", "conversion", "engines", "layer"},
     "engines": _GROUND | _MODEL | {"numpy_engine", "conversion", "layer"},
     "session": _GROUND | _MODEL | {"layer", "numpy_engine", "engines", "conversion", "analysis"},
+    "panel": {"analysis", "engines", "session", "text"},
     "tables": {"paths", "terminal", "text"},
     "training": _GROUND | _MODEL | {"numpy_engine", "conversion", "tables"},
     "regression": _GROUND | _MODEL | {"conversion", "tables", "training"},

@@ -28,12 +28,13 @@ from causal_qwen.cli import batch
 from causal_qwen.cli.chat import RemoteConversation
 from causal_qwen.engines.engine import Choice, Row, Tokens
 from causal_qwen.engines.torch import TorchBatch, TorchEngine
+from causal_qwen.individuals import seed_of
 from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.panel import Panel
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.batching import Batcher, Event, Job
 from causal_qwen.serving.client import Client
 from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.requests import seed_of
 from causal_qwen.serving.service import Service
 from causal_qwen.session import GrowingText, Session
 
@@ -541,6 +542,37 @@ def test_a_named_individual_has_other_chances_and_stays_itself(client: TestClien
         assert texts(client, **one["replay"]) == [one["text"]]
     drawn = complete(client, user="ada", causal_mode="sampling", seed=4)["choices"][0]["replay"]
     assert drawn["individual"] == 4
+
+
+# ---------------------------------------------------------------- shares and panels
+
+
+def test_shares_and_panels_are_those_of_a_session(client: TestClient, service: Service) -> None:
+    session = Session(service.backend)
+    found = client.post("/v1/shares", json={"prompt": "a king", "individuals": 50}).json()
+    own = session.shares("a king", 50).to_dict()
+    assert found["tokens"] == own["tokens"]
+    people = ["ada", 5, "bo"]
+    body = {"question": "Say", "options": ["cat", "dog"], "individuals": people, "answers": True}
+    asked = client.post("/v1/panel", json={**body, "versus": "Tell"}).json()
+    panel = Panel(session, people)
+    both = panel.compare("Say", "Tell", ["cat", "dog"])
+    assert asked["answers"] == [[*pair] for pair in both.pairs()]
+    assert asked["switched"] == both.switched
+    refused = client.post("/v1/panel", json={**body, "options": ["cat", "Cat"]})
+    assert refused.status_code == 400
+    assert "Two options" in refused.json()["error"]["message"]
+
+
+def test_a_panel_is_answered_while_texts_are_decoded(client: TestClient) -> None:
+    alone = texts(client, prompt="a king", individual=3, max_tokens=60)
+    body = {"question": "Say", "options": ["cat", "dog"], "individuals": 20}
+    expected = client.post("/v1/panel", json=body).json()["options"]
+    with ThreadPoolExecutor(4) as pool:
+        growing = pool.submit(texts, client, prompt="a king", individual=3, max_tokens=60)
+        asked = [pool.submit(client.post, "/v1/panel", json=body) for _ in range(6)]
+        assert all(one.result().json()["options"] == expected for one in asked)
+        assert growing.result() == alone
 
 
 # ---------------------------------------------------------------- a file of prompts

@@ -7,6 +7,7 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     signals     Ctrl-C and SIGTERM -> an exit code, no traceback
     options     options that several commands share, and their checks
     generation  the commands demo, generate, chat, counterfactual
+    ask         ask: a panel answers a question, or every question of a file
     regression  fit, predict, audit, what-if, cache
     training    train, evaluate, report
     engine      verify, quantize

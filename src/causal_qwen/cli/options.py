@@ -130,7 +130,16 @@ def check_seed(seed: int | None, mode: str | None) -> None:
         raise ValueError(f"--seed has no effect in --mode {mode}; {cure}, or --mode compatible.")
 
 
-DECODING = ("min_density", "persistence", "min_p", "whole_words", "avoid_repeats", "top_k", "top_p")
+DECODING = (
+    "temperature",
+    "min_density",
+    "persistence",
+    "min_p",
+    "whole_words",
+    "avoid_repeats",
+    "top_k",
+    "top_p",
+)
 OPENING = ("dtype", "kernel", "numbers", "n_ctx", "n_gpu_layers")  # settings of `causal_qwen.open`
 
 

@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from causal_qwen._version import __version__
-from causal_qwen.cli import engine, generation, regression, serving, setup, training
+from causal_qwen.cli import ask, engine, generation, regression, serving, setup, training
 from causal_qwen.cli.signals import ExitOnSignals
 from causal_qwen.terminal import escape_unencodable
 
@@ -23,6 +23,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generation.generate,
     "chat": generation.chat,
     "counterfactual": generation.counterfactual,
+    "ask": ask.ask,
     "fit": regression.fit,
     "predict": regression.predict,
     "audit": regression.audit,

@@ -10,6 +10,7 @@ where a token is no candidate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ from causal_qwen.decoding.candidates import (
     keep_min_p,
     move_candidates,
 )
-from causal_qwen.decoding.decision import NO_CHOICE, Law, decide
+from causal_qwen.decoding.decision import NO_CHOICE, Law, choose_individual, decide
+
+TOGETHER = 2**24  # scores of individuals that are computed at once
 
 
 class Position(NamedTuple):
@@ -49,6 +52,27 @@ def choose_tokens(
     tokens, scores = candidates(scores, rules, texts, law)
     scores = add_noise(scores, at, law, tokens)
     return decide(rules.mode, scores, at.scale, law, at.bar, tokens)
+
+
+def choose_for_many(scores: Array, shifts: Array, tokens: Array, law: Law) -> Array:
+    """The choices of many individuals at one position, among some tokens: one product of their rows
+    of W. loc_S (V,), what noise adds to loc_U (N, C), (K,) -> (N,)"""
+    xp, own = array_namespace(scores), scores[tokens]
+    rows = xp.astype(law.rows(tokens), xp.float32).T  # (C, K)
+    size = max(TOGETHER // len(tokens), 1)
+    parts = [
+        choose_individual(own + shifts[first : first + size] @ rows, law.threshold[tokens])
+        for first in range(0, len(shifts), size)
+    ]
+    return tokens[xp.concat(parts)]
+
+
+def candidate_tokens(scores: Array, rules: Rules, text: Any, law: Law) -> Array:
+    """Who may be chosen after one text. loc_S (V,) -> (K,)"""
+    xp = array_namespace(scores)
+    tokens, kept = candidates(scores[None], rules, [text], law)
+    places = xp.nonzero(kept[0] > -math.inf)[0]
+    return places if tokens is None else tokens[places]
 
 
 def candidates(

@@ -6,10 +6,13 @@ stop strings are in `causal_qwen.session`, limits and the queue of a server in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from causal_qwen.decoding.candidates import Array
+from causal_qwen.decoding.decision import Law
+from causal_qwen.decoding.noise import UNoise
 from causal_qwen.decoding.settings import DecodingSettings
 
 
@@ -49,6 +52,15 @@ class Row:
         self.new.values.append(choice.value)
 
 
+class View(NamedTuple):
+    """The last position of a text, as all individuals see it; arrays of the engine's kind."""
+
+    scores: Array  # loc_S (V,)
+    law: Law
+    # what noise adds to loc_U as the rows of W count it, and the value of <NUM>: -> (N, C), (N,)
+    move: Callable[[UNoise], tuple[Array, Array]]
+
+
 class Batch(Protocol):
     """Rows that are decoded together; a row may join and leave between any two steps."""
 
@@ -74,9 +86,10 @@ class Engine(Protocol):
     ends: frozenset[int]  # tokens that end a text
     num_token_id: int | None  # <NUM>
 
-    def encode(self, text: str) -> Tokens: ...
+    def encode(self, text: str, special: bool = True) -> Tokens: ...
     def encode_chat(self, messages: list[dict[str, str]]) -> Tokens: ...
     def decode(self, tokens: Tokens) -> str: ...
     def show(self, token: int, value: float = 0.0) -> str: ...
     def resolve(self, **options: Any) -> DecodingSettings: ...
+    def look(self, prompt: Tokens) -> View: ...  # by one forward pass
     def new_batch(self) -> Batch: ...

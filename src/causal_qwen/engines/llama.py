@@ -20,8 +20,8 @@ import llama_cpp as cpp
 import numpy as np
 
 from causal_qwen.decoding.settings import DecodingSettings, resolve_settings
-from causal_qwen.engines.engine import Choice, Row
-from causal_qwen.engines.numpy import ReadsTexts, choice_of
+from causal_qwen.engines.engine import Choice, Row, Tokens, View
+from causal_qwen.engines.numpy import ReadsTexts, choice_of, view_of
 from causal_qwen.layer import (
     NORMS,
     CausalLayer,
@@ -68,7 +68,7 @@ class Context:
         own = cpp.llama_context_default_params()
         own.n_ctx = self.memory = min(memory, self.trained)
         own.n_batch = own.n_ubatch = BLOCK
-        own.n_seq_max, own.n_outputs_max, own.kv_unified = ROWS, ROWS, True
+        own.n_seq_max, own.n_outputs_max, own.kv_unified = ROWS + 1, ROWS + 1, True
         own.n_threads = own.n_threads_batch = threads
         own.embeddings, own.pooling_type = True, cpp.LLAMA_POOLING_TYPE_NONE
         self.context = cpp.llama_init_from_model(self.model, own)
@@ -83,14 +83,25 @@ class Context:
         )
         self.width = cpp.llama_model_n_embd(self.model)
         self.batch = cpp.llama_batch_init(BLOCK, 0, 1)
+        self.seen: list[int] = []  # tokens of the sequence that `look` reads
         weakref.finalize(self, _free, self.batch, self.context, self.model)
 
-    def read_prompt(self, row: int, ids: Sequence[int], needs_z: bool) -> Last:
+    def look(self, ids: Sequence[int], needs_z: bool) -> Last:
+        """The end of a text beside all rows; the beginning that it shares with the last is kept."""
+        pairs = enumerate(zip(ids[:-1], self.seen, strict=False))
+        same = next((k for k, (a, b) in pairs if a != b), min(len(ids) - 1, len(self.seen)))
+        cpp.llama_memory_seq_rm(self.cells, ROWS, same, -1)
+        self.seen = []  # if reading fails
+        last = self.read_prompt(ROWS, ids, needs_z, same)
+        self.seen = [*ids]
+        return last
+
+    def read_prompt(self, row: int, ids: Sequence[int], needs_z: bool, start: int = 0) -> Last:
         """A row's prompt. With z, every token of a call is computed as an output: so the last token
         has a call of its own."""
-        edges = [*range(0, len(ids), BLOCK), len(ids)]
-        if needs_z and len(ids) > 1:
-            edges = [*range(0, len(ids) - 1, BLOCK), len(ids) - 1, len(ids)]
+        edges = [*range(start, len(ids), BLOCK), len(ids)]
+        if needs_z and len(ids) - start > 1:
+            edges = [*range(start, len(ids) - 1, BLOCK), len(ids) - 1, len(ids)]
         for start, end in pairwise(edges):
             tokens = [(row, place, ids[place]) for place in range(start, end)]
             is_last = end == len(ids)
@@ -110,8 +121,15 @@ class Context:
         self.forget(0)
         return np.stack(found)
 
+    def drop_look(self) -> None:
+        self.seen = []
+        self.forget(ROWS)
+
     def forget(self, row: int) -> None:
         cpp.llama_memory_seq_rm(self.cells, row, -1, -1)
+
+    def copy(self, row: int, other: int) -> None:
+        cpp.llama_memory_seq_cp(self.cells, row, other, -1, -1)
 
     def drop(self, row: int, keep: int, count: int) -> None:
         """Forget `count` tokens after the first `keep`; later ones move up."""
@@ -201,8 +219,21 @@ class LlamaEngine(ReadsTexts):
         own = self.layer.fields.get("inference_mode", "standard")
         return resolve_settings(options, self.layer.generation, default_mode=own)
 
+    def look(self, prompt: Tokens) -> View:
+        if len(prompt.ids) >= self.model.memory:
+            raise ValueError(too_long(len(prompt.ids), self.model.memory))
+        last = self.model.look(prompt.ids, self.needs_z)
+        return view_of(self.heads, self.layer.fields, last.z, last.scores.copy())
+
     def new_batch(self) -> LlamaBatch:
         return LlamaBatch(self)
+
+
+def too_long(tokens: int, memory: int) -> str:
+    return (
+        f"The prompt has {tokens} tokens, and {memory} are kept; open the model with a larger "
+        "n_ctx=."
+    )
 
 
 class _State:
@@ -224,25 +255,32 @@ class LlamaBatch:
     def __init__(self, engine: LlamaEngine) -> None:
         self.engine, self.model = engine, engine.model
         self.states: dict[Row, _State] = {}
+        self._last: Last  # of the prompt that was read last
 
     def join(self, rows: Sequence[Row]) -> list[Choice | Exception]:
-        return [self._join(row) for row in rows]
+        found: list[Choice | Exception] = []
+        read: Row | None = None  # whose prompt was read last
+        for row in rows:
+            found.append(self._join(row, read))
+            read = row if row in self.states else None
+        return found
 
-    def _join(self, row: Row) -> Choice | Exception:
+    def _join(self, row: Row, read: Row | None) -> Choice | Exception:
         used = {state.sequence for state in self.states.values()}
         sequence = next((k for k in range(ROWS) if k not in used), None)
         if sequence is None:
             return ValueError(f"llama.cpp decodes at most {ROWS} texts at once.")
         try:
             if len(row.prompt.ids) >= self.model.memory:
-                raise ValueError(
-                    f"The prompt has {len(row.prompt.ids)} tokens, and {self.model.memory} are "
-                    "kept; open the model with a larger n_ctx=."
-                )
+                raise ValueError(too_long(len(row.prompt.ids), self.model.memory))
             self.states[row] = _State(sequence, row, self.engine)
             self._make_room(len(row.prompt.ids))
-            last = self.model.read_prompt(sequence, row.prompt.ids, self.engine.needs_z)
-            return self._choose(row, last)
+            if read is not None and read.prompt is row.prompt and not self.states[read].dropped:
+                self.model.copy(self.states[read].sequence, sequence)
+            else:
+                needs_z = self.engine.needs_z
+                self._last = self.model.read_prompt(sequence, row.prompt.ids, needs_z)
+            return self._choose(row, self._last)
         except (ValueError, ArithmeticError) as error:
             self.leave(row)
             return error
@@ -265,9 +303,14 @@ class LlamaBatch:
             return error
         return choice_of(step, row, self.engine.show)
 
+    def _used(self) -> int:
+        return sum(state.length for state in self.states.values()) + len(self.model.seen)
+
     def _make_room(self, tokens: int) -> None:
         """Where the memory is full, forget the older half of the longest text."""
-        while sum(state.length for state in self.states.values()) + tokens > self.model.memory:
+        if self._used() + tokens > self.model.memory:
+            self.model.drop_look()
+        while self._used() + tokens > self.model.memory:
             longest = max(self.states.values(), key=lambda state: state.length)
             half = (longest.length - 1) // 2
             self.model.drop(longest.sequence, KEPT, half - KEPT)

@@ -7,14 +7,15 @@ torch; each is exactly the text of `Engine.generate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from causal_qwen.decoding.noise import UNoise
 from causal_qwen.decoding.settings import DecodingSettings
-from causal_qwen.engines.engine import Choice, Row, Tokens
+from causal_qwen.engines.engine import Choice, Row, Tokens, View
 from causal_qwen.layer import (
     CausalLayer,
     calibrated_layer,
@@ -27,8 +28,15 @@ from causal_qwen.numpy_engine.engine import Engine
 from causal_qwen.numpy_engine.fast import find_kernel
 from causal_qwen.numpy_engine.generation import DecodeStep, Generator, Limits
 from causal_qwen.numpy_engine.gguf import GgufFile, GgufHead, read_checkpoint, text_reader
-from causal_qwen.numpy_engine.heads import MATRICES, with_defaults
+from causal_qwen.numpy_engine.heads import (
+    MATRICES,
+    CausalHeads,
+    Float64,
+    ValueSpace,
+    with_defaults,
+)
 from causal_qwen.numpy_engine.tokenization import TextReader
+from causal_qwen.numpy_engine.weights import Float32
 
 
 class ReadsTexts:
@@ -38,8 +46,8 @@ class ReadsTexts:
         self.reader = reader
         self.num_token_id = reader.num_token_id  # <NUM>
 
-    def encode(self, text: str) -> Tokens:
-        return Tokens(*self.reader.encode(text))
+    def encode(self, text: str, special: bool = True) -> Tokens:
+        return Tokens(*self.reader.encode(text, add_special_tokens=special))
 
     def encode_chat(self, messages: list[dict[str, str]]) -> Tokens:
         text = self.reader.as_chat(messages)
@@ -105,6 +113,13 @@ class NumpyEngine(ReadsTexts):
     def resolve(self, **options: Any) -> DecodingSettings:
         return self.model.resolve(**as_engine_options(options))
 
+    def look(self, prompt: Tokens) -> View:
+        row = Row(prompt, {}, max_new_tokens=1)
+        call = NumpyBatch(self).call(row)
+        with self.model.model.limit_blas(1):
+            z = call.read(len(prompt.ids))
+            return view_of(call.heads, self.model.fields, z, call.score(z))
+
     def new_batch(self) -> NumpyBatch:
         return NumpyBatch(self)
 
@@ -115,7 +130,7 @@ class NumpyBatch:
         self.calls: dict[Row, Iterator[DecodeStep]] = {}
 
     def join(self, rows: Sequence[Row]) -> list[Choice | Exception]:
-        self.calls |= {row: iter(self._call(row)) for row in rows}
+        self.calls |= {row: iter(self.call(row)) for row in rows}
         return [self._next(row) for row in rows]
 
     def step(self) -> list[tuple[Row, Choice | Exception]]:
@@ -124,7 +139,7 @@ class NumpyBatch:
     def leave(self, row: Row) -> None:
         self.calls.pop(row, None)
 
-    def _call(self, row: Row) -> Generator:
+    def call(self, row: Row) -> Generator:
         model = self.engine.model
         limits = Limits(row.max_new_tokens, stops=tuple(self.engine.ends))
         settings = self.engine.resolve(**row.options)
@@ -138,6 +153,21 @@ class NumpyBatch:
         except (ValueError, ArithmeticError) as error:
             return error
         return choice_of(step, row, self.engine.show)
+
+
+def view_of(
+    heads: CausalHeads | None, fields: Mapping[str, Any], z: Float32, scores: Float32
+) -> View:
+    """z (H,), loc_S (V,)"""
+    if heads is None:
+        raise ValueError("A plain model has no individuals; convert it, or open it with torch.")
+    u, space = heads.abduct(z), ValueSpace.of(fields)
+
+    def move(noise: UNoise) -> tuple[Float32, Float64]:
+        shift = heads.displacement(u, noise)  # (N, C)
+        return shift, space.decode(heads.number(u).loc + shift @ heads.value_weight)
+
+    return View(scores, heads, move)
 
 
 def choice_of(step: DecodeStep, row: Row, show: Callable[[int, float], str]) -> Choice:

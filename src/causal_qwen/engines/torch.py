@@ -27,10 +27,11 @@ from transformers.cache_utils import Cache, DynamicLayer
 from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.noise import UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings, context_of, end_ids
-from causal_qwen.engines.engine import Choice, Row, Tokens
-from causal_qwen.generation.logits import to_tensors
+from causal_qwen.engines.engine import Choice, Row, Tokens, View
+from causal_qwen.generation.logits import ModelLaw, to_tensors
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.modeling.value_space import field_space
 from causal_qwen.text.numerals import render
 
 COLUMNS = 128  # by which the cache grows, and unused columns that it keeps
@@ -63,8 +64,8 @@ class TorchEngine:
         processor, model = open_model(str(path), device, dtype, progress)
         return cls(model, processor)
 
-    def encode(self, text: str) -> Tokens:
-        return _tokens(self.processor(text, return_tensors="np"))
+    def encode(self, text: str, special: bool = True) -> Tokens:
+        return _tokens(self.processor(text, return_tensors="np", add_special_tokens=special))
 
     def encode_chat(self, messages: list[dict[str, str]]) -> Tokens:
         return _tokens(chat_inputs(self.processor, messages))
@@ -80,6 +81,21 @@ class TorchEngine:
 
     def resolve(self, **options: Any) -> DecodingSettings:
         return self.model.resolve_settings(**options)
+
+    @torch.no_grad()
+    def look(self, prompt: Tokens) -> View:
+        model, cache = self.model, DynamicCache(config=self.model.config)
+        u = model.abduct(TorchBatch(self).read_prompts([prompt], [len(prompt.ids)], cache))
+        scores = model.lm_head(u.loc)[0, 0].float()
+        law, y = ModelLaw(model, scores.device, u.loc.dtype), model.action.number(u).loc[0]
+
+        @torch.no_grad()
+        def move(noise: UNoise) -> tuple[Tensor, Tensor]:
+            shift, shift_y = model.displace(u, to_tensors(noise, u.scale))  # (N, 1, C), (N, 1)
+            values = field_space(model.config).clamped(y + shift_y[:, 0])
+            return shift[:, 0] / law.divisor, values
+
+        return View(scores, law, move)
 
     def new_batch(self) -> TorchBatch:
         return TorchBatch(self) if self.has_row_cache else TakingTurns(self)
@@ -247,7 +263,7 @@ class TorchBatch:
         prompts, copies = [group[0].prompt for group in groups], [len(group) for group in groups]
         lengths = [len(prompt.ids) for prompt in prompts]
         cache = DynamicCache(config=self.model.config)
-        z = self._read_prompts(prompts, lengths, cache)  # (N, 1, H)
+        z = self.read_prompts(prompts, lengths, cache)  # (N, 1, H)
         self.cache.join(cache, lengths, copies)
         self.states += states
         try:
@@ -281,7 +297,7 @@ class TorchBatch:
         if place < len(self.states):
             self.states[place] = last
 
-    def _read_prompts(self, prompts: list[Tokens], lengths: list[int], cache: Cache) -> Tensor:
+    def read_prompts(self, prompts: list[Tokens], lengths: list[int], cache: Cache) -> Tensor:
         """The states after prompts, which are padded on the left to one length. -> (N, 1, H)"""
         if len(prompts) == 1:  # bit for bit what `generate` computes
             return self._read(torch.tensor([prompts[0].ids]), [prompts[0].values], cache)

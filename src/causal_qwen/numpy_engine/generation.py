@@ -201,15 +201,15 @@ class Generator(Chooser):
         new = len(self.ids)
         while self.chosen < self.steps:
             with self.model.limit_blas(1):
-                z = self._read(new)
-                step = self.choose(z, self._score(z))
+                z = self.read(new)
+                step = self.choose(z, self.score(z))
             new = 1
             step.is_last = self.chosen == self.steps or step.token in self.limits.stops
             yield step
             if step.is_last:
                 return
 
-    def _read(self, new: int) -> Float32:
+    def read(self, new: int) -> Float32:
         """The model's state after the last `new` tokens of the text. -> (H,)"""
         ids, values = np.array([self.ids[-new:]]), np.array([self.values[-new:]])
         x = self.model.embed(ids)
@@ -217,7 +217,7 @@ class Generator(Chooser):
             x = self.heads.embed_values(x, values, ids == self.num_token_id)
         return self.model.forward(x, self.cache)[0, -1]
 
-    def _score(self, z: Float32) -> Float32:
+    def score(self, z: Float32) -> Float32:
         """loc_S. (H,) -> (V,)"""
         return self.model.logits(z) if self.heads is None else self.heads.score(self.heads.loc_u(z))
 

@@ -1,4 +1,5 @@
-"""Analyses: routes that call the model directly, beside the batch. Torch only.
+"""Analyses: routes that call the model directly. Shares and panels are answered by every engine,
+between two steps of the batch; the others by torch alone, beside it.
 
 Figures that are not finite are null: the ends of an interval for which a regressor has too few
 calibration rows.
@@ -15,6 +16,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from causal_qwen.analysis.shares import count_shares
+from causal_qwen.individuals import seed_of
+from causal_qwen.panel import Panel
 from causal_qwen.serving.requests import (
     Body,
     Message,
@@ -22,6 +26,7 @@ from causal_qwen.serving.requests import (
     Name,
     Number,
     RequestError,
+    Seed,
     TextRequest,
     about,
 )
@@ -31,6 +36,7 @@ from causal_qwen.terminal import finite
 
 LEVEL = 0.9  # of an interval where none is named
 MAX_INPUTS = 256  # of one request for numbers
+MAX_PEOPLE = 10_000  # of a panel
 
 
 async def _service(request: Request) -> Service:
@@ -63,6 +69,95 @@ def in_turn(analysis: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
         return JSONResponse(await service.run(run, service, body))
 
     return route
+
+
+# ---------------------------------------------------------------- shares and panels
+
+People = (
+    Annotated[int, Field(ge=1, le=MAX_PEOPLE)]
+    | Annotated[list[Seed | Name], Field(min_length=1, max_length=MAX_PEOPLE)]
+)
+
+
+class PeopleRequest(Body):
+    model: str | None = about("The id of the served model.")
+    individuals: People = about("How many (seeds from 0 on), or seeds and names.", 1000)
+    temperature: Number | None = about("Strength of their noise. Default: the model's.")
+    min_p: Number | None = about("Who is a candidate. Default: the model's.")
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        given = {"temperature": self.temperature, "min_p": self.min_p}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class SharesRequest(PeopleRequest):
+    prompt: Name | None = about("The beginning of a text.")
+    messages: Messages | None = about("A conversation, instead of a prompt.")
+
+
+class PanelRequest(PeopleRequest):
+    question: Name = about("What is asked.", ...)
+    options: Annotated[list[Name], Field(min_length=2, max_length=50)] = about(
+        "The answers; spellings of one are separated by |.", ...
+    )
+    versus: Name | None = about("Another version of the question, asked of the same individuals.")
+    answers: bool = about("Add everybody's answer.", False)
+
+
+def between_steps(analysis: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    @wraps(analysis)
+    async def route(service: Service, body: Any) -> JSONResponse:
+        service.check_model(body.model)
+        try:
+            found = await service.between(lambda: finite(analysis(service, body)))
+        except RequestError:
+            raise
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise RequestError(str(error)) from None
+        return JSONResponse(found)
+
+    return route
+
+
+@router.post("/v1/shares")
+@between_steps
+def shares(service: Served, body: SharesRequest) -> dict[str, Any]:
+    """How many individuals choose each token next."""
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Shares need a prompt or messages.", "prompt")
+    prompt: Any = body.prompt if body.messages is None else _plain(body.messages)
+    tokens = service.encode(prompt, body.messages is not None)
+    people = panel_of(service, body).people
+    return {"object": "shares", **count_shares(service.backend, tokens, "", people).to_dict()}
+
+
+@router.post("/v1/panel")
+@between_steps
+def panel(service: Served, body: PanelRequest) -> dict[str, Any]:
+    """What many individuals answer, and whether they answer another version alike."""
+    asked = panel_of(service, body)
+    service.encode(body.question, is_chat=False)  # within the limits
+    found = asked.ask(body.question, body.options)
+    if body.versus is not None:
+        found = found.versus(asked.ask(body.versus, body.options))
+    record = {"object": "panel", "model": service.name, **found.to_dict()}
+    return record | ({"answers": found.pairs()} if body.answers else {})
+
+
+def panel_of(service: Service, body: PeopleRequest) -> Panel:
+    """The panel of the last request, if it was the same."""
+    who = body.individuals if isinstance(body.individuals, int) else tuple(body.individuals)
+    key = who, tuple(body.noise.items())
+    if service.panel is None or service.panel[0] != key:
+        people: Any = who
+        if isinstance(who, tuple):  # a name is never the file of an individual here
+            people = [seed_of(one) if isinstance(one, str) else one for one in who]
+        panel = Panel(Session(service.backend), people, **body.noise)
+        panel.people.names = [*range(who)] if isinstance(who, int) else [*who]
+        service.panel = key, panel
+    found: Panel = service.panel[1]
+    return found
 
 
 # ---------------------------------------------------------------- counterfactuals

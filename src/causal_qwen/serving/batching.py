@@ -5,6 +5,7 @@ join. A job is one prompt with its copies; its events are sent as they happen.
 
     submit -> waiting -> join (prompts are read) -> step, step, ... -> leave
                   more than max_waiting texts: QueueFull
+    call   -> a function of the engine, between two steps
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from causal_qwen.engines.engine import Batch, Choice, Engine, Row
 from causal_qwen.serving.limits import Limits
@@ -69,6 +71,7 @@ class Batcher:
         self.report: Report = lambda name, value: None
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, tuple[Job, GrowingText]] = {}
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
@@ -86,6 +89,18 @@ class Batcher:
                 raise QueueFull(waiting)
             self._waiting.extend(jobs)
             self._changed.notify()
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Call a function that uses the engine, in the thread of the batch."""
+        future: Future[Any] = Future()
+        with self._changed:
+            if self._is_closed:
+                raise Closed
+            if len(self._calls) >= self.limits.max_waiting:
+                raise QueueFull(len(self._calls))
+            self._calls.append((function, future))
+            self._changed.notify()
+        return future
 
     def cancel(self, *jobs: Job) -> None:
         """Nobody waits for these jobs any more."""
@@ -113,9 +128,12 @@ class Batcher:
         batch = self.backend.new_batch()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._running or self._waiting or self._is_closed)
+                self._changed.wait_for(
+                    lambda: self._running or self._waiting or self._calls or self._is_closed
+                )
                 if self._is_closed:
                     break
+            self._answer_call()
             try:
                 self._leave_cancelled(batch)
                 self._join(batch, self._next_jobs())
@@ -126,6 +144,18 @@ class Batcher:
                 self._fail(error)
                 batch = self.backend.new_batch()
         self._fail(Closed())
+        for _, future in self._calls:
+            future.set_exception(Closed())
+
+    def _answer_call(self) -> None:
+        """One at a time: texts go on in between."""
+        if not self._calls:
+            return
+        function, future = self._calls.popleft()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
 
     def _leave_cancelled(self, batch: Batch) -> None:
         for row in [row for row, (job, _) in self._running.items() if job.is_cancelled]:

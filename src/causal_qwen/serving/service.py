@@ -34,6 +34,7 @@ class Service:
         self.find: Callable[[str], int | Individual] = seed_of  # an individual by its name
         self.regressors = regressors or {}  # directories, or what fits one
         self.opened: dict[str, Any] = {}  # regressors that have been used
+        self.panel: Any = None  # the last one, with what was asked for
         self.typical: Any = None  # U in ordinary text, measured at its first use
         self._side = ThreadPoolExecutor(1, thread_name_prefix="analysis")
         self._side_jobs = 0
@@ -86,6 +87,10 @@ class Service:
                 f"{what} has {len(tokens.ids)} tokens; this server reads 1 to {most}.", what
             )
         return tokens
+
+    async def between(self, function: Callable[[], Any]) -> Any:
+        """Call a function that uses the engine, between two steps of the batch."""
+        return await asyncio.wrap_future(self.batcher.call(function))
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the thread beside the batch, in turn."""
