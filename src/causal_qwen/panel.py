@@ -49,7 +49,7 @@ class Panel:
         if not isinstance(people, int) and any(hasattr(one, "persistence") for one in people):
             self.options = options  # saved individuals have a persistence of their own
         self._given = range(people) if isinstance(people, int) else list(people)
-        self.people = People(session.engine, people, **self.options)
+        self.people = People(session.engine.resolve, session.engine.size, people, **self.options)
 
     def __len__(self) -> int:
         return len(self.people)
@@ -270,11 +270,7 @@ class Answers:
 
     def to_html(self) -> str:
         """Bars, as a fragment for notebooks and pages."""
-        return (
-            f"<div class='panel'><p><b>{html.escape(self.question)}</b></p><table>"
-            f"{''.join(_bar(one) for one in self.rows())}</table><p>{len(self.people)} individuals;"
-            f" {1 - self.mass:.0%} of the model's mass is on other answers</p></div>"
-        )
+        return answer_bars(self.question, self.rows(), len(self.people), self.mass)
 
     _repr_html_ = to_html
 
@@ -492,12 +488,18 @@ def _counts(first: Answers, second: Answers) -> Array:
     return counts
 
 
-def _bar(row: dict[str, Any]) -> str:
-    share = row["share"]
+def answer_bars(question: str, rows: Sequence[dict[str, Any]], n: int, mass: float) -> str:
+    """`Answers.rows` as an HTML fragment."""
+    bars = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(row['option'])}</th><td style='width:50%'>"
+        f"<div style='background:#0f766e;height:1em;width:{100 * row['share']:.1f}%'></div></td>"
+        f"<td>{row['share']:.1%} ({row['low']:.1%} to {row['high']:.1%})</td></tr>"
+        for row in rows
+    )
     return (
-        f"<tr><th style='text-align:left'>{html.escape(row['option'])}</th><td style='width:60%'>"
-        f"<div style='background:#0f766e;height:1em;width:{100 * share:.1f}%'></div></td>"
-        f"<td>{share:.1%} ({row['low']:.1%} to {row['high']:.1%})</td></tr>"
+        f"<div class='panel'><p><b>{html.escape(question)}</b></p><table style='width:100%'>{bars}"
+        f"</table><p>{n} individuals; {1 - mass:.0%} of the model's mass is on other answers</p>"
+        "</div>"
     )
 
 

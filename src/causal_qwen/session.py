@@ -359,13 +359,25 @@ class Session:
         return tokens
 
     def shares(
-        self, prompt: Prompt, n: int = 1000, people: Sequence[Who] | None = None, **options: Any
+        self,
+        prompt: Prompt | Tokens,
+        n: int = 1000,
+        people: Sequence[Who] | None = None,
+        **options: Any,
     ) -> Shares:
         """The tokens that individuals choose next, with their shares: of seeds 0 to n - 1, or of
         some people. Options are those of `generate` in `causal` mode, such as `temperature`."""
         key = (n, None if people is None else (*people,), tuple(sorted(options.items())))
         if self._asked is None or self._asked[0] != key:
-            self._asked = key, People(self.engine, n if people is None else people, **options)
+            self._asked = (
+                key,
+                People(
+                    self.engine.resolve,
+                    self.engine.size,
+                    n if people is None else people,
+                    **options,
+                ),
+            )
         tokens = self.encode(prompt)
         return count_shares(self.engine, tokens, str(prompt), self._asked[1])
 

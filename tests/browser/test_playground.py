@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 MODES = ["standard", "sampling", "causal", "compatible"]
-TABS = ["Generate", "Individuals", "Counterfactual", "Numbers", "Tokens"]
+TABS = ["Generate", "Individuals", "Panel", "Counterfactual", "Numbers", "Tokens"]
 PROMPTS = "Prompts, one per line"
 REQUIRE = "CAUSAL_QWEN_REQUIRE_BROWSER"
 NUMBER_TEXT = "Text that ends before a number"
@@ -74,6 +74,23 @@ def test_two_visitors_draw_individuals_of_their_own(visit: Visit) -> None:
     other.page.get_by_role("checkbox", name="Dora").uncheck()
     other.press("Generate")
     assert "0 individuals" in other.toast()
+
+
+def test_a_panel_answers_and_is_asked_again(visit: Visit) -> None:
+    visitor = visit()
+    visitor.open("Panel")
+    visitor.press("Ask")
+    answer = visitor.page.locator(".panel:visible")
+    answer.get_by_text("1000 individuals").wait_for()
+    shares = re.findall(r"([\d.]+)% \(", answer.inner_text())
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
+    visitor.fill("Another version of the question, to the same individuals", "Coffee or tea?")
+    visitor.press("Ask")
+    visitor.page.get_by_text("changed their answer").wait_for()
+    visitor.shoot("panel")
+    visitor.fill("Answers, separated by commas", "coffee")
+    visitor.press("Ask")
+    assert "at least 2" in visitor.toast()
 
 
 def test_a_changed_prompt_changes_the_text(visit: Visit) -> None:

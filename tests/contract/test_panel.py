@@ -16,7 +16,8 @@ from scipy import stats
 
 import causal_qwen
 from causal_qwen import Individual, Panel, Session
-from causal_qwen.analysis.shares import softmax_of
+from causal_qwen.analysis.shares import People, softmax_of
+from causal_qwen.engines.engine import Tokens
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.panel import Answers, Comparison, NumberAnswers
@@ -57,9 +58,7 @@ def test_shares_are_the_frequencies_of_what_the_seeds_choose(
     said = Counter(str(one) for one in texts)
     counted: Counter[str] = Counter()
     for one in shares.tokens:
-        counted[session.engine.decode(causal_qwen.session.Tokens([one.id], [0.0]))] += round(
-            one.share * N
-        )
+        counted[session.engine.decode(Tokens([one.id], [0.0]))] += round(one.share * N)
     assert counted == said
     assert len(said) > 1
     assert sum(one.share for one in shares.tokens) == pytest.approx(1)
@@ -83,6 +82,17 @@ def test_trained_scales_move_everybody_as_generate_does(talker: Session) -> None
     assert Panel(talker, people).people.names == [3, "ada", "Bo"]
 
 
+def test_tables_show_the_shares_of_a_session(talker: Session) -> None:
+    found = talker.counterfactual(PROMPT, "the queen said", 4, max_new_tokens=5)
+    for place in (0, 3):
+        text = found.factual.sequence.ids[: found.factual.start + place].tolist()
+        shares = {
+            one.id: one.share for one in talker.shares(Tokens(text, [0.0] * len(text)), 256).tokens
+        }
+        assert found.factual.share[place] == pytest.approx(shares[found.factual.new_ids[place]])
+    assert 0 < found.factual.share.mean() < 1
+
+
 def test_the_share_of_two_equal_rows_is_a_half(make_model: Callable[..., Any]) -> None:
     """By symmetry: t and -t are equally likely."""
     import torch
@@ -95,11 +105,10 @@ def test_the_share_of_two_equal_rows_is_a_half(make_model: Callable[..., Any]) -
         model.model.norm.weight.zero_()  # loc_S = 0
         model.decision.threshold.zero_()
     engine: Any = TorchEngine(model, None)  # type: ignore[arg-type]
-    from causal_qwen.analysis.shares import People
-    from causal_qwen.engines.engine import Tokens
-
     tokens = Tokens([1, 2, 3], [0.0] * 3)
-    chosen = People(engine, 4000, min_p=0.0).choose(engine.look(tokens), tokens)
+    chosen = People(engine.resolve, engine.size, 4000, min_p=0.0).choose(
+        engine.look(tokens), tokens
+    )
     assert set(chosen) == {7, 8}
     assert (chosen == 7).mean() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(4000))
 

@@ -297,7 +297,8 @@ def test_page_of_a_server_has_every_tab_and_answers(state: ServedModel, tmp_path
             "run": [TEXT, TOKENS, 1, 1, 1, 0.7, 0.7],
             "on_draw": [None, "Dora", 7, 1, 0.5],
             "run_2": [None, ["Ada", "Bo", "Ada"], TEXT, TOKENS],
-            "run_3": [None, "Ada", TEXT, TEXT.replace("king", "queen"), TOKENS],
+            "run_3": ["Which?", "cat, dog", "Who?", 20],
+            "run_7": [None, "Ada", TEXT, TEXT.replace("king", "queen"), TOKENS],
             "on_predict": ["rings", rows],
             "on_drag": ["rings", rows, [0, 0.9]],
             "on_show": [TEXT],
@@ -316,7 +317,7 @@ def test_page_of_a_server_without_torch_has_texts_only(
 
     monkeypatch.setattr(service.backend, "kind", "numpy")
     with serve_page(ServedModel.open(state.client.address, KEY), tmp_path) as client:
-        assert labels(client, "tabitem") == ["Generate", "Individuals"]
+        assert labels(client, "tabitem") == ["Generate", "Individuals", "Panel"]
         assert any(page.TEXTS_ONLY in text for text in labels(client, "markdown"))
 
 

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from causal_qwen.analysis import rendering
+from causal_qwen.analysis.shares import People
 from causal_qwen.analysis.token_sequence import (
     TokenSequence,
     cuts_of,
@@ -41,6 +42,7 @@ from causal_qwen.analysis.token_sequence import (
     load_processor,
     observe,
     read_tokens,
+    shares_at,
     show_tokens,
 )
 from causal_qwen.decoding.candidates import Cuts, candidates_along
@@ -54,6 +56,9 @@ from causal_qwen.terminal import counted, finite
 
 Array = NDArray[np.float64]
 
+# options of `generate` that decide who is a candidate, and how far noise reaches
+DECISIVE = ("min_p", "whole_words", "avoid_repeats", "noise_gain", "fresh_noise_gain")
+PEOPLE = 256  # whose shares are shown beside the individual's tokens
 TOLERANCE = 1e-4  # differences of scores that rounding can explain
 LEVEL = 0.9
 
@@ -133,6 +138,7 @@ class World:
     u: Cauchy = field(repr=False)  # (N, C)
     probability: Array = field(repr=False)  # (N,) P_k of the generated token
     log_prob: Array = field(repr=False)  # (N,) log softmax(loc_S) of it
+    share: Array = field(repr=False)  # (N,) of PEOPLE other individuals who would choose it
     number: Array = field(repr=False)  # (N, 3) median and 90% interval of the value, if a number
 
     @property
@@ -149,6 +155,7 @@ class World:
             "values": self.sequence.values.tolist(),
             "tokens": self.tokens,
             "softmax": np.exp(self.log_prob).tolist(),
+            "share": self.share.tolist(),
             "P": self.probability.tolist(),  # one-vs-rest
             "log_prob": self.log_prob.tolist(),
             "number": self.number.tolist(),
@@ -302,9 +309,11 @@ def counterfactual(
     by = other_start - start
     remaining = other_start + max_new_tokens - len(edited.ids)
     other = generate(edited, individual.shift(by), seeds[1], remaining, shift=by)
+    decisive = {name: value for name, value in options.items() if name in DECISIVE}
+    people = People(model.resolve_settings, model.config.latent_size, PEOPLE, **decisive)
     return _compare(
-        _observe_world(model, factual, start, processor),
-        _observe_world(model, other, other_start, processor),
+        _observe_world(model, factual, start, processor, people),
+        _observe_world(model, other, other_start, processor, people),
         edit=what,
         semantics=semantics,
         individual=individual,
@@ -318,8 +327,7 @@ def _cuts(model: Any, individual: Any, mode: str, options: dict[str, Any]) -> Cu
     """What makes the candidates of a world."""
     if is_baseline(individual):
         return Cuts(options.get("min_p") or 0.0)
-    decisive = ("min_p", "whole_words", "avoid_repeats", "noise_gain", "fresh_noise_gain")
-    asked = {name: options[name] for name in decisive if name in options}
+    asked = {name: options[name] for name in DECISIVE if name in options}
     settings = model.resolve_settings(causal_mode=mode, individual=individual, **asked)
     return cuts_of(model, settings)
 
@@ -458,10 +466,14 @@ def _compare(
 
 @torch.no_grad()
 def _observe_world(
-    model: CausalModel, sequence: TokenSequence, start: int, processor: Processor | None
+    model: CausalModel,
+    sequence: TokenSequence,
+    start: int,
+    processor: Processor | None,
+    people: People,
 ) -> tuple[World, Tensor]:
     """A text with the model's outputs before its generated tokens, and loc_S (N, V)."""
-    count = len(sequence.ids) - start
+    count, share = len(sequence.ids) - start, list[float]()
     new = TokenSequence(sequence.ids[start:], sequence.values[start:])
     number = np.full((count, 3), np.nan)
     if count:
@@ -474,6 +486,9 @@ def _observe_world(
             ends = (y.loc, *y.interval(LEVEL))
             columns = [space.clamped(end[0]).cpu().numpy() for end in ends]
             number[has_value] = np.stack(columns, axis=-1)[has_value]
+        for place, token in enumerate(new.ids.tolist()):
+            before = sequence.ids[: start + place]
+            share.append(shares_at(model, output, place, before, people).get(token, 0.0))
         u = Cauchy(output.loc_U[0].float().cpu(), output.scale_U[0].float().cpu())
         loc_S = output.logits[0].float().cpu()
     else:
@@ -490,6 +505,7 @@ def _observe_world(
         u=u,
         probability=p.double().cpu().numpy(),
         log_prob=log_p.double().cpu().numpy(),
+        share=np.array(share),
         number=number,
     )
     return world, loc_S

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 WORLDS = {"factual": "red", "counterfactual": "green"}  # colours of what differs
 HEADINGS = (
     "step",
-    *("factual", "softmax", "P"),
-    *("counterfactual", "softmax", "P"),
+    *("factual", "share", "softmax"),
+    *("counterfactual", "share", "softmax"),
     *("ΔU", "scale ratio", "value"),
 )
 COLOURED = (1, 4)  # the columns of the worlds
@@ -39,7 +39,7 @@ def caption(result: Counterfactual) -> str:
     where = "the worlds never diverge" if step is None else f"first divergence at step {step}"
     return (
         f"{where}; ΔU: how far loc_U moved; scale ratio: by what factor scale_U changed; "
-        "softmax: the token's probability; P: one-vs-rest, that its score passes its threshold"
+        "share: of 256 individuals, those who would choose the token; softmax: its probability"
     )
 
 
@@ -60,8 +60,8 @@ def table(result: Counterfactual) -> tuple[tuple[str, ...], list[list[str]], lis
         for world in worlds:
             has_step = step < len(world.tokens)
             cells.append(repr(world.tokens[step])[1:-1] if has_step else "")
-            cells.append(f"{math.exp(world.log_prob[step]):.3g}" if has_step else "")
-            cells.append(f"{world.probability[step]:.3g}" if has_step else "")
+            cells.append(f"{world.share[step]:.2f}" if has_step else "")
+            cells.append(f"{math.exp(world.log_prob[step]):.3f}" if has_step else "")
         is_paired = step < len(result.shift_U)
         for figures in (result.shift_U, result.scale_ratio):
             cells.append(f"{figures[step]:.3g}" if is_paired else "")

@@ -10,7 +10,7 @@ of the candidates with their noise. The share of some seeds is the frequency of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
+from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import Rules, candidate_tokens, choose_for_many
 from causal_qwen.engines.engine import Engine, Tokens, View
 from causal_qwen.individuals import Individual, parse_individual
@@ -31,26 +32,31 @@ Array = NDArray[Any]
 class People:
     """Individuals and their noise, which is drawn once where none has chance."""
 
-    def __init__(self, engine: Engine, people: int | Sequence[Who], **options: Any) -> None:
+    def __init__(
+        self,
+        resolve: Callable[..., DecodingSettings],
+        size: int,
+        people: int | Sequence[Who],
+        **options: Any,
+    ) -> None:
+        """`resolve` is that of an engine or a model, `size` its C."""
         given = range(people) if isinstance(people, int) else people
         if not len(given):
             raise ValueError("There is nobody to ask; name at least one individual.")
         self.names = [_name_of(one) for one in given]
         who = [parse_individual(one) if isinstance(one, str) else one for one in given]
         if any(isinstance(one, Individual) for one in who):  # then seeds become individuals, too
-            own = engine.resolve(causal_mode="causal", **options)
+            own = resolve(causal_mode="causal", **options)
             named = {name: getattr(own, name) for name in ("min_density", "temperature")}
             named["persistence"] = own.persistence
             who = [
-                one
-                if isinstance(one, Individual)
-                else Individual.draw(engine.size, seed=one, **named)
+                one if isinstance(one, Individual) else Individual.draw(size, seed=one, **named)
                 for one in who
             ]
-        self.settings = engine.resolve(causal_mode="causal", individual=who, **options)
+        self.settings = resolve(causal_mode="causal", individual=who, **options)
         if unused := [n for n in ("top_k", "top_p") if options.get(n) is not None]:
             raise ValueError(f"{unused[0]}= is not for shares; cut candidates by min_p.")
-        self._noise = DecodingNoise(self.settings, len(who), 1, engine.size, _no_draws)
+        self._noise = DecodingNoise(self.settings, len(who), 1, size, _no_draws)
         self._kept: UNoise | None = None
 
     def __len__(self) -> int:

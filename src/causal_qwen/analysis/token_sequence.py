@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from causal_qwen.analysis.shares import People
 from causal_qwen.decoding.candidates import Cuts
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.step import candidate_tokens, choose_for_many
+from causal_qwen.generation.logits import ModelLaw, to_tensors
 from causal_qwen.modeling.abduction import whole
+from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.text.numerals import render
 from causal_qwen.text.segmentation import INCOMPLETE
@@ -116,6 +120,22 @@ def observe(model: CausalModel, sequence: TokenSequence, start: int) -> Any:
     if not is_number(model, before.ids).any():
         inputs.pop("numeric_values", None)
     return model(**inputs, logits_to_keep=len(sequence.ids) - start, use_cache=False)
+
+
+@torch.no_grad()
+def shares_at(
+    model: CausalModel, output: Any, place: int, text: Tensor, people: People
+) -> dict[int, float]:
+    """What share of some people would choose each token after a text, from the model's output
+    before it."""
+    scores, u = output.logits[0, place].float(), Cauchy(*(x[0, place] for x in output.u_dist))
+    law = ModelLaw(model, scores.device, u.loc.dtype)
+    tokens = candidate_tokens(scores, people.rules(), text, law)
+    noise = to_tensors(people.noise(len(text) - 1), u.scale)
+    shifts = model.action.displacement(u, noise) / law.divisor
+    chosen = choose_for_many(scores, shifts, tokens, law)
+    ids, counts = chosen.unique(return_counts=True)
+    return {int(k): int(n) / len(people) for k, n in zip(ids, counts, strict=True)}
 
 
 def show_tokens(

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from causal_qwen.analysis.token_sequence import TokenSequence, decode_tokens, observe, read_tokens
+from causal_qwen.analysis.shares import People
+from causal_qwen.analysis.token_sequence import (
+    TokenSequence,
+    decode_tokens,
+    observe,
+    read_tokens,
+    shares_at,
+)
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
@@ -20,6 +27,7 @@ from causal_qwen.numpy_engine.calibration import TEXTS
 
 CANDIDATES = 8
 COORDINATES = 8
+PEOPLE = 1000
 LEVEL = 0.9
 PARTS = ("candidates", "coordinates")
 
@@ -34,6 +42,7 @@ class Candidate(NamedTuple):
     high: float
     scale: float
     threshold: float  # C_k + h, with the bar h of the context
+    share: float  # of PEOPLE individuals who would choose it
     softmax: float
     probability: float  # P_k = P(S > C_k + h)
 
@@ -111,8 +120,12 @@ def explain_token(
     if actual is not None and actual not in best:
         best = [*best[:-1], actual]
     names = [decode_tokens(model, before.then(_one_token(k)), processor)[-1] for k in best]
-    columns = (s.loc, *s.interval(LEVEL), s.scale, threshold, s.loc.softmax(-1), p)
     tokens = decode_tokens(model, sequence, processor)
+    people = People(model.resolve_settings, model.config.latent_size, PEOPLE)
+    share = torch.zeros(len(p))
+    for k, part in shares_at(model, output, -1, before.ids, people).items():
+        share[k] = part
+    columns = (s.loc, *s.interval(LEVEL), s.scale, threshold, share, s.loc.softmax(-1), p)
     return TokenView(
         before=tokens[index - 1],
         actual=None if actual is None else tokens[index],

@@ -20,12 +20,13 @@ from causal_qwen.app.served import ServedModel, Speaker
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 
 TITLE = "CausalQwen playground"
-TABS = ("Generate", "Individuals", "Counterfactual", "Numbers", "Tokens")
+TABS = ("Generate", "Individuals", "Panel", "Counterfactual", "Numbers", "Tokens")
 TEXTS_ONLY = "This server runs without torch and answers texts only, so the other tabs are left out"
 MAX_TEXTS = 12  # generated at once
 PARALLEL, WAITING = 4, 24  # calls of one function; Gradio shows the place in its queue
 KEEP_SECONDS = (600, 3600)  # uploads are looked at every 10 minutes, deleted after an hour
 PROMPT = "The old lighthouse keeper opened the door and"
+QUESTION = "Do you prefer coffee or tea?"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
 FIRST_NOTE = "Fitted on 60 irises when this tab is first opened, which may take a minute."
@@ -56,12 +57,14 @@ def build(model: ServedModel, is_local: bool = False) -> gr.Blocks:
                 _generate_tab(model)
             with gr.Tab(TABS[1]):
                 choices = [_individuals_tab(model, mine)]
+            with gr.Tab(TABS[2]):
+                _panel_tab(model)
             if model.has_analyses:
-                with gr.Tab(TABS[2]):
+                with gr.Tab(TABS[3]):
                     choices.append(_counterfactual_tab(model, mine))
-                with gr.Tab(TABS[3]) as tab:
+                with gr.Tab(TABS[4]) as tab:
                     _numbers_tab(model, tab)
-                with gr.Tab(TABS[4]):
+                with gr.Tab(TABS[5]):
                     _tokens_tab(model)
         mine.change(_choices, [mine, *choices], choices)
     page.queue(default_concurrency_limit=PARALLEL, max_size=WAITING)
@@ -167,6 +170,23 @@ def _individuals_tab(model: ServedModel, mine: gr.State) -> Any:
     running = start.click(run, [mine, speakers, prompts, tokens], output)
     _cancel(stop, [running], output)
     return speakers
+
+
+def _panel_tab(model: ServedModel) -> None:
+    question = _text_box("Question", QUESTION)
+    options = _text_box("Answers, separated by commas", "coffee, tea", lines=1)
+    versus = _text_box("Another version of the question, to the same individuals", "", lines=1)
+    people = gr.Slider(10, 5000, 1000, step=10, precision=0, label="Individuals")
+    ask = gr.Button("Ask", variant="primary")
+    output = gr.HTML(rendering.note("The shares of the answers appear here."), label="Answers")
+
+    @report_errors
+    def run(asked: str, among: str, other: str, n: int) -> Iterator[str]:
+        other = (other or "").strip()
+        yield rendering.panel(model.ask(served.read_text(asked), among or "", other, int(n)))
+
+    for trigger in (ask.click, question.submit, options.submit, versus.submit):
+        trigger(run, [question, options, versus, people], output)
 
 
 def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:

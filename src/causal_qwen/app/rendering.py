@@ -15,6 +15,7 @@ import numpy as np
 
 from causal_qwen.analysis.rendering import to_html
 from causal_qwen.app.served import Forecast, Speaker
+from causal_qwen.panel import answer_bars
 from causal_qwen.text.numerals import encode
 
 if TYPE_CHECKING:
@@ -48,6 +49,20 @@ def individuals_table(them: Sequence[Speaker]) -> str:
 def comparison(result: Any) -> str:
     """Both texts and their steps."""
     return _page(f"<div class='scroll'>{readable(to_html(result))}</div>")
+
+
+def panel(found: dict[str, Any]) -> str:
+    """Shares as bars; of two versions, both, and who switched."""
+    both = [found[name] for name in ("first", "second") if name in found]
+    parts = [answer_bars(one["question"], one["options"], one["n"], one["mass"]) for one in both]
+    if not both:
+        parts = [answer_bars(found["question"], found["options"], found["n"], found["mass"])]
+    else:
+        moved = [(one["n"], one["from"], one["to"]) for one in found["switches"]]
+        words = f"{found['switched']:.1%} of the same individuals changed their answer"
+        parts += [f"<p>{words}; kappa {found['kappa']:.2f} (0 is chance).</p>"]
+        parts += [_table(("individuals", "from", "to"), moved)] if moved else []
+    return _page(f"<div class='scroll'>{''.join(parts)}</div>")
 
 
 def draggable_text(text: str, version: int) -> str:
@@ -110,8 +125,8 @@ def token_view(view: TokenView) -> str:
     scores = [
         [
             _visible(x.token),
-            *(f"{x.softmax:.1%}", f"{x.probability:.2g}", f"{x.loc:.2f}", f"{x.scale:.1e}"),
-            f"{x.threshold:.2f}",
+            *(f"{x.share:.1%}", f"{x.softmax:.1%}", f"{x.probability:.2g}"),
+            *(f"{x.loc:.2f}", f"{x.threshold:.2f}"),
         ]
         for x in view.candidates
     ]
@@ -123,12 +138,13 @@ def token_view(view: TokenView) -> str:
         for x in view.coordinates
     ]
     chosen = next((row for row, x in enumerate(view.candidates) if x.is_actual), None)
-    score_heads = ("token", "softmax", "P_k", "loc S", "scale S", "threshold")
+    score_heads = ("token", "share", "softmax", "P_k", "loc S", "threshold")
     heads = ("c", "loc U", "typical", "distance", "scale U", "adds")
     return _page(
         f"<p>How <b>{_escape(actual)}</b> was chosen after "
         f"<b>“{_escape(_visible(view.before))}”</b>: token k has the score S<sub>k</sub> ~ "
-        "Cauchy(loc, scale). softmax is its probability among all tokens; P<sub>k</sub> = "
+        "Cauchy(loc, scale). share: how many of 1,000 individuals choose it. softmax: its "
+        "probability among all tokens; P<sub>k</sub> = "
         "P(S<sub>k</sub> &gt; threshold), on its own, is how surely it passes its threshold.</p>"
         f"{_table(score_heads, scores, chosen)}"
         f"<p class='sum'>ΣP = <b>{view.total:.3f}</b> over {view.vocabulary:,} tokens.</p>"

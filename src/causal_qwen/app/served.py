@@ -5,6 +5,7 @@
     counterfactuals  POST /v1/counterfactuals
     numbers          POST /v1/numbers
     tokens           POST /v1/tokens
+    panels           POST /v1/panel
 
 A request that fails is one sentence (`serving.client`). No torch, no Gradio.
 """
@@ -27,6 +28,7 @@ from causal_qwen.text.numerals import encode, render
 
 TEXTS, MODELS = "/v1/completions", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
+PANEL = "/v1/panel"
 MAX_NEW_TOKENS = 80
 MAX_CHARACTERS = 1000  # of a text
 LEVELS = (0.5, 0.9)
@@ -54,6 +56,9 @@ class Speaker(NamedTuple):
     seed: int | None
     temperature: float
     persistence: float
+
+    def __repr__(self) -> str:
+        return self.name
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -119,6 +124,12 @@ class ServedModel:
         body = {"prompt": prompt, "edit": {"prompt": edited}, "max_tokens": most}
         return _read_comparison(self.client.post(COUNTERFACTUALS, body | speaker.fields), speaker)
 
+    def ask(self, question: str, options: str, versus: str, people: int) -> dict[str, Any]:
+        """What many individuals answer; options are separated by commas."""
+        named = [one.strip() for one in options.split(",") if one.strip()]
+        body = {"question": question, "options": named, "individuals": people}
+        return self.client.post(PANEL, body | ({"versus": versus} if versus else {}))
+
     def forecast(self, regressor: str, text: str) -> Forecast:
         """By a regressor of the server, or ("") by the number head of its model."""
         body = {"input": read_row(text) or text, "levels": LEVELS, "regressor": regressor or None}
@@ -159,7 +170,7 @@ def _read_comparison(record: dict[str, Any], speaker: Speaker) -> Any:
     for name in ("factual", "counterfactual"):
         world = dict(record[name])
         world["new_ids"] = world["ids"][world["start"] :]
-        for figure, key in {"probability": "P", "log_prob": "log_prob", "number": "number"}.items():
+        for figure, key in {"share": "share", "log_prob": "log_prob", "number": "number"}.items():
             world[figure] = np.array(world[key], dtype=np.float64)  # null becomes NaN
         world["number"] = world["number"].reshape(-1, 3)
         worlds[name] = SimpleNamespace(**world)

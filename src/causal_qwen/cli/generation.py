@@ -117,6 +117,9 @@ def generate(
         if watch:
             names = ("token", "probability", "runners_up")
             record["tokens"] = [dict(zip(names, token, strict=True)) for token in tokens]
+        if session.engine.default_mode != "compatible":
+            temperature = decoding.get("temperature")
+            record["shares"] = session.shares(begin, temperature=temperature).to_dict()["tokens"]
         record["individual"] = individual if record["individual"] is None else record["individual"]
         print_json(record)
         return
