@@ -1,6 +1,6 @@
 """Do individuals learn authors? Held-out texts under the own, another's and no individual.
 
-    python benchmarks/authors.py --data DIRECTORY [--from-scratch small] [--steps 300]
+    python benchmarks/authors.py --data DIRECTORY [--from-scratch tiny] [--steps 300]
 
 DIRECTORY has a folder per author with a text file per work (at least two), e.g. speeches. The last
 fifth of an author's works, by name, is held out. Three runs on the same rows in the same order:
@@ -26,18 +26,25 @@ import torch
 from _results import Row, log, make_parser, parse, save, span, table
 from torch import Tensor, nn
 
+from causal_qwen.conversion.checkpoint_io import load_tokenizer
 from causal_qwen.conversion.convert import default_model
 from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.individuals import Individual
+from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.loss import IGNORE, shift_left
+from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.paths import EMBEDDED
 from causal_qwen.training.authors import saved_files
 from causal_qwen.training.data import Collator, Example, encode_rows
 from causal_qwen.training.run import Run, train
 
 WORDS = 96  # of a piece: some 128 tokens
+SIZES = {"tiny": (96, 3), "small": (256, 6)}  # of a new model: hidden size, layers
+VOCABULARY, HEAD_SIZE = 4096, 32
 EVERYONE = "everyone"  # the one individual that all authors share, and its column
 HELD_OUT = 5  # one work in so many, at least one
 REPLICATES = 2000
@@ -79,7 +86,9 @@ def run(options: Namespace, learn: list[Row], test: list[Row], place: Path, colu
     for name, rows in (("learn", learn), ("test", test[:: max(len(test) // 16, 1)])):
         lines = "\n".join(json.dumps(row) for row in rows)
         (place / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    model = None if options.from_scratch else options.model or str(default_model(log))
+    model = options.model or str(default_model(log))
+    if options.from_scratch:
+        model = str(new_model([row["text"] for row in learn], options, place / "new"))
     output = place / (column or "nobody")
     arguments = {
         "max_steps": options.steps,
@@ -102,7 +111,6 @@ def run(options: Namespace, learn: list[Row], test: list[Row], place: Path, colu
             model,
             str(place / "learn.jsonl"),
             str(output),
-            scratch=options.from_scratch or "",
             eval_data=str(place / "test.jsonl"),
             max_length=options.length,
             lora=options.lora,
@@ -111,6 +119,30 @@ def run(options: Namespace, learn: list[Row], test: list[Row], place: Path, colu
         )
     )
     return output
+
+
+def new_model(texts: list[str], options: Namespace, directory: Path) -> Path:
+    """A small, untrained model with a tokenizer of its own."""
+    tokenizer = load_tokenizer(EMBEDDED).train_new_from_iterator(texts, VOCABULARY)
+    processor = CausalQwenProcessor(tokenizer)
+    hidden, layers = SIZES[options.from_scratch]
+    config = CausalQwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=8 * hidden // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD_SIZE,
+        num_key_value_heads=hidden // HEAD_SIZE,
+        max_position_embeddings=options.length,
+        tie_word_embeddings=True,
+        num_token_id=processor.num_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    CausalQwenForCausalLM(config).save_pretrained(directory)
+    processor.save_pretrained(directory)
+    return directory
 
 
 def measure(directory: Path, test: list[Row], names: list[str], length: int) -> np.ndarray:
@@ -243,7 +275,7 @@ def main() -> None:
     parser = make_parser(__doc__, "authors", "two steps: does it run")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="")
-    parser.add_argument("--from-scratch", choices=["tiny", "small", "medium"])
+    parser.add_argument("--from-scratch", choices=[*SIZES])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=128)

@@ -832,7 +832,6 @@ def test_an_error_is_one_sentence_and_nothing_is_written(line: str, place: dict[
         ("generate  ", "prompt"),
         ("generate x --save-individual {root}", "{root} is a directory"),
         ("counterfactual x --prompt y --semantics loud", "'pearl', 'disco'"),
-        ("train -d x -o {root}/new --from-scratch huge", "'tiny', 'small', 'medium'"),
         ("generate x --temprature 1", "--temprature"),
         ("generate x -n 0", "--max-new-tokens"),
         (f"generate x --seed {2**64}", "--seed"),

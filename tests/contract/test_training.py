@@ -47,9 +47,8 @@ from causal_qwen.training.evaluation import (
     table_of,
     write_report,
 )
-from causal_qwen.training.from_scratch import new_model
 from causal_qwen.training.metrics import COLUMNS, MetricAccumulator
-from causal_qwen.training.run import COMPAT_WEIGHT, Run, plan, prepare, train
+from causal_qwen.training.run import COMPAT_WEIGHT, Run, prepare, train
 from causal_qwen.training.trainer import (
     CausalTrainer,
     CausalTrainingArguments,
@@ -389,68 +388,6 @@ def test_two_runs_in_one_directory_are_refused(directory: Path, data: Path, tmp_
         train(run)
 
 
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "data": ({"data": "other.jsonl"}, "with data="),
-    "from scratch": ({"model": None}, r"model=None \(at the start"),
-    "weight decay": (
-        {"arguments": {**RUN, "weight_decay": 0.1}},
-        r"weight_decay=0.1 \(at the start",
-    ),
-    "maximum length": ({"max_length": 40}, r"max_length=40 \(at the start 512\)"),
-    "learning rate": (
-        {"arguments": {**RUN, "learning_rate": 1e-4}},
-        r"learning_rate=0.0001 \(at the start 0.003\)",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_resuming_with_a_change_is_refused_by_name(
-    directory: Path,
-    data: Path,
-    run_copy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    what: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines = data.read_text().splitlines()[3:]
-    (tmp_path / "other.jsonl").write_text("\n".join(lines))
-    changed, words = CHANGES[what]
-    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=RUN)
-    before = {path: path.stat().st_mtime_ns for path in run_copy.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=words):
-        train(dataclasses.replace(run, resume=True, **changed))
-    assert {p: p.stat().st_mtime_ns for p in run_copy.rglob("*") if p.is_file()} == before
-
-
-def test_model_from_scratch_learns(data: Path, tmp_path: Path) -> None:
-    """With a new tokenizer, numbers as values, and packed rows."""
-    run = Run(
-        None,
-        str(data),
-        str(tmp_path / "run"),
-        scratch="tiny",
-        numbers="value",
-        pack=True,
-        max_length=64,
-        arguments={**RUN, "max_steps": 16, "learning_rate": 1e-2},
-    )
-    metrics = train(run)
-    first = next(e["eval_loss"] for e in history(tmp_path / "run") if "eval_loss" in e)
-    assert metrics["eval_loss"] < 0.5 * first
-    model, processor = (
-        kind.from_pretrained(tmp_path / "run")
-        for kind in (CausalQwenForCausalLM, CausalQwenProcessor)
-    )
-    assert model.config.vocab_size == len(processor.tokenizer)
-    text = "3 + 4 makes 七 ÿ"
-    ids = processor(text, encode_numbers="text")["input_ids"]
-    assert processor.decode(ids) == text
-    with pytest.raises(ValueError, match=r"size='huge'.*tiny, small"):
-        new_model(["a"], "huge")
-
-
 def test_early_stopping_restores_the_best_checkpoint(
     directory: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -696,10 +633,10 @@ def test_a_run_with_authors_resumes_where_it_stopped(authored: Path, directory: 
 
 def test_an_unknown_column_of_individuals_is_refused(directory: Path, data: Path) -> None:
     with pytest.raises(ValueError, match=r"'writer'.*'text'"):
-        plan(Run(str(directory), str(data), "new", individual_column="writer"))
+        prepare(Run(str(directory), str(data), "new", individual_column="writer"))
 
 
-# ---------------------------------------------------------------- plans
+# ---------------------------------------------------------------- rows
 
 
 def test_held_out_rows_are_not_learned(directory: Path, data: Path, tmp_path: Path) -> None:
@@ -708,37 +645,6 @@ def test_held_out_rows_are_not_learned(directory: Path, data: Path, tmp_path: Pa
     assert sorted(learned + held_out) == sorted(row["text"] for row in ROWS)
     assert (len(ready.learn), len(ready.held_out)) == (len(learned), len(held_out))
     assert held_out
-
-
-def test_a_dry_run_counts_and_writes_nothing(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = [{"prompt": "ab", "completion": "c" * n, "author": "Ada"} for n in range(1, 41)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    arguments = {**RUN, "max_steps": -1, "num_train_epochs": 2, "train": "heads"}
-    run = Run(
-        str(directory),
-        "rows.jsonl",
-        "new",
-        eval_data="rows.jsonl",
-        max_length=32,
-        individual_column="author",
-        arguments={**arguments, "gradient_accumulation_steps": 3, "save_total_limit": 2},
-    )
-    found = plan(run)
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
-    model = CausalQwenForCausalLM.from_pretrained(directory)
-    heads = [model.abduction, model.action, model.decision]
-    trained = sum(p.numel() for head in heads for p in head.parameters())
-    every = sum(p.numel() for p in model.parameters())
-    assert found["parameters"] == f"{trained:,} of {every:,} trained"
-    assert found["rows"] == "40 to learn, 40 held out"
-    assert found["cut"] == "10 rows, to 32 tokens"
-    tokens = sum(min(2 + n, 32) for n in range(1, 41))  # no end-of-text token here
-    assert found["tokens"] == f"{tokens} per epoch"
-    assert found["steps"] == "8 (2 epochs)"  # 10 batches of 4, in threes
-    assert found["batch"] == "12 of 40 sequences per step"
 
 
 # ---------------------------------------------------------------- evaluation

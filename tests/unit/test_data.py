@@ -248,7 +248,7 @@ def test_text_is_learned_including_end_of_text() -> None:
     assert one.labels == one.ids
     assert one.values == [0, 0, 2.5, 0, 0, 0] == one.targets
     assert one.fields == [-1] * 6
-    assert (one.positions, one.truncated) == (None, 0)
+    assert (one.positions, one.is_cut) == (None, False)
 
 
 def test_processor_decides_how_numbers_are_encoded() -> None:
@@ -384,7 +384,7 @@ def test_all_columns_are_cut_together(row: dict[str, Any], length: int) -> None:
     kept = slice(-length, None) if "target" in row else slice(length)
     for name in ("ids", "values", "labels", "fields", "targets"):
         assert getattr(cut, name) == getattr(whole, name)[kept]
-    assert cut.truncated == (len(whole.ids) > length)
+    assert cut.is_cut == (len(whole.ids) > length)
 
 
 @given(TEXTS, TEXTS)
@@ -429,7 +429,7 @@ def test_target_is_the_only_label_of_its_text() -> None:
 
 def test_target_survives_truncation() -> None:
     one = encoded({"text": "It costs", "target": 3}, max_length=4)
-    assert (shown(one.ids), one.values, one.truncated) == ("ts #", [0, 0, 0, 3.0], 1)
+    assert (shown(one.ids), one.values, one.is_cut) == ("ts #", [0, 0, 0, 3.0], True)
 
 
 @pytest.mark.parametrize(
@@ -448,19 +448,18 @@ def test_bad_target_is_refused(row: dict[str, Any], message: str) -> None:
 # ---------------------------------------------------------------- examples
 
 
-def test_examples_count_truncated_texts() -> None:
+def test_examples_say_whether_their_text_was_cut() -> None:
     examples = encode_rows([{"text": "a"}, {"text": "cccc"}, {"text": "dddd"}], PROCESSOR, 3)
-    assert [one.truncated for one in examples] == [0, 1, 1]
+    assert [one.is_cut for one in examples] == [False, True, True]
     assert [shown(one.ids) for one in examples] == ["a]", "ccc", "ddd"]
     assert examples[1] == encode_row({"text": "cccc"}, PROCESSOR, 3)
-    assert sum(one.truncated for one in pack(examples, 5)) == 2
 
 
 def test_data_with_all_labels_truncated_is_refused() -> None:
     rows = [{"prompt": "long", "completion": "x"}]
     with pytest.raises(ValueError, match="max_length=4"):
         encode_rows(rows, PROCESSOR, 4)
-    assert encode_rows(rows, PROCESSOR, 5)[0].truncated == 1
+    assert encode_rows(rows, PROCESSOR, 5)[0].is_cut
 
 
 # ---------------------------------------------------------------- packing

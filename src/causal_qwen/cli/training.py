@@ -23,9 +23,6 @@ def train(
     output: Annotated[str, Option("--output", "-o", help="The directory to create.")] = "",
     model: opt.ModelName = "",
     device: opt.Device = "auto",
-    from_scratch: Annotated[
-        Literal["tiny", "small", "medium"] | None, Option(help="Train a new model of this size.")
-    ] = None,
     eval_data: Annotated[str | None, Option(help="Held-out rows. Default: 5% of --data.")] = None,
     template: opt.Template = None,
     numbers: opt.Numbers = None,
@@ -36,7 +33,7 @@ def train(
         Option(
             "--learning-rate",
             "--lr",
-            help="Default: 2e-5; 2e-4 with --lora or --train heads; 3e-3 from scratch.",
+            help="Default: 2e-5; 2e-4 with --lora or --train heads.",
             min=0.0,
         ),
     ] = None,
@@ -56,9 +53,6 @@ def train(
         ),
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print what would be done; train and write nothing.")
-    ] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Fine-tune a converted model on text and numbers.
@@ -69,21 +63,16 @@ def train(
         raise ValueError("`train` needs --data and --output.")
     if steps == 0 or epochs == 0:
         raise ValueError("--steps 0 and --epochs 0 train nothing; give at least one step.")
-    if from_scratch is not None and (model or lora or train == "heads"):
-        raise ValueError(
-            "--from-scratch trains all of a new model; leave out --model, --lora and --train."
-        )
     _check_files(data, *([eval_data] if eval_data else []))
     typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
     from causal_qwen.conversion.placement import has_fast_bf16
-    from causal_qwen.training.run import Run, plan
+    from causal_qwen.training.run import Run
     from causal_qwen.training.run import train as run
     from causal_qwen.training.trainer import CausalTrainingArguments
 
     given = opt.parse_settings(settings, {*CausalTrainingArguments.__dataclass_fields__, *OF_RUN})
     of_run = {name: given.pop(name) for name in OF_RUN if name in given}
     default_rate = 2e-4 if lora or train == "heads" else 2e-5
-    default_rate = default_rate if from_scratch is None else 3e-3
     arguments = {
         "max_steps": steps,
         "num_train_epochs": epochs,
@@ -103,10 +92,9 @@ def train(
         **given,
     }
     run_settings = Run(
-        None if from_scratch is not None else path_of(model),
+        path_of(model),
         data,
         output,
-        scratch=from_scratch or "",
         eval_data=eval_data,
         template=template,
         numbers=numbers,
@@ -117,12 +105,12 @@ def train(
         arguments=arguments,
         **of_run,
     )
-    found = plan(run_settings) if dry_run else run(run_settings)
+    found = run(run_settings)
     if as_json:
         print_json(found)
         return
     rows = [(name.removeprefix("eval_"), value) for name, value in found.items()]
-    print_table("What would be done" if dry_run else output, (), rows)
+    print_table(output, (), rows)
 
 
 def _check_files(*sources: str) -> None:

@@ -169,7 +169,7 @@ class Example:
     targets: list[float] = field(default_factory=list)  # values of the labels; `values` by default
     positions: list[int] | None = None  # in a packed row, restarting with every text
     authors: list[int] = field(default_factory=list)  # empty, or an index (NOBODY) per token
-    truncated: int = 0  # number of its texts that were cut
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
         self.targets = self.targets or self.values
@@ -195,7 +195,7 @@ def encode_rows(
             "Nothing is left to learn: every label is masked, or cut at "
             f"max_length={max_length}; rows: {len(examples)}."
         )
-    if count := sum(example.truncated for example in examples):
+    if count := sum(example.is_cut for example in examples):
         logger.warning(
             f"Rows of more than {max_length} tokens were cut: {count} of {len(examples)}."
         )
@@ -317,7 +317,7 @@ def _cut(example: Example, length: int, *, is_end_kept: bool) -> Example:
         return example
     kept = slice(extra, None) if is_end_kept else slice(length)
     ids, values = example.ids[kept], example.values[kept]
-    return Example(ids, values, example.labels[kept], example.fields[kept], truncated=1)
+    return Example(ids, values, example.labels[kept], example.fields[kept], is_cut=True)
 
 
 # ---------------------------------------------------------------- examples -> batches
@@ -350,8 +350,7 @@ def _joined(row: Sequence[Example]) -> Example:
     }
     labels = list(chain(*((IGNORE, *example.labels[1:]) for example in row)))
     positions = list(chain(*(range(len(example.ids)) for example in row)))
-    truncated = sum(example.truncated for example in row)
-    return Example(**columns, labels=labels, positions=positions, truncated=truncated)
+    return Example(**columns, labels=labels, positions=positions)
 
 
 @dataclass

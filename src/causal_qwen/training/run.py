@@ -6,14 +6,12 @@ Training is Hugging Face's Trainer (see `trainer`); the command line and Python 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import math
 import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from transformers import EarlyStoppingCallback, ProgressCallback, TrainerState
 
 from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
 from causal_qwen.conversion.opening import open_model
-from causal_qwen.conversion.placement import resolve_device, resolve_dtype
+from causal_qwen.conversion.placement import resolve_device
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.numpy_engine.calibration import FIELDS
@@ -37,13 +35,11 @@ from causal_qwen.training.data import (
     pack,
     read_rows,
 )
-from causal_qwen.training.from_scratch import new_model, texts_of
 from causal_qwen.training.trainer import (
     STATE,
     CausalTrainer,
     CausalTrainingArguments,
     Progress,
-    freeze_backbone,
     last_checkpoint,
     read_state,
 )
@@ -53,24 +49,15 @@ HELD_OUT = 0.05
 CALIBRATION_ROWS = 16  # of the training rows
 NO_LORA = ("in_proj_a", "in_proj_b")  # of Qwen3.5: a number per head
 METRICS = "metrics.json"  # written last
-RECORD = "run.json"
-ADAM = 2  # moments of a parameter
-CHANGEABLE = (  # options that a resumed run may change: its length, its logs, its speed
-    *("max_steps", "num_train_epochs", "patience", "save_steps", "save_strategy", "recalibrate"),
-    *("eval_steps", "eval_strategy", "per_device_eval_batch_size", "save_total_limit", "use_cpu"),
-    *("logging_steps", "report_to", "disable_tqdm", "gradient_checkpointing", "device", "resume"),
-    *("dataloader_num_workers", "data", "eval_data", "output", "output_dir", "arguments"),
-)
 
 
 @dataclass
 class Run:
     """Model, data and options of a run; `arguments` are fields of `CausalTrainingArguments`."""
 
-    model: str | None  # None: from scratch
+    model: str
     data: str
     output: str
-    scratch: str = "small"  # size of a model from scratch
     eval_data: str | None = None
     template: str | None = None
     numbers: str | None = None  # "text" or "value"; the processor's by default
@@ -113,16 +100,12 @@ def train(run: Run) -> dict[str, float]:
                 print(f"{stage} ...", file=sys.stderr)
 
         texts = _calibration_texts(run, ready)
-        is_untrained = run.model is None or ready.model.abduction.scale.is_constant
-        if checkpoint is None and is_untrained:
+        if checkpoint is None and ready.model.abduction.scale.is_constant:  # untrained
             announce("measuring thresholds and noise gains on the training text")
             hidden = read_texts(ready.model, texts)
-            if run.model is not None:  # only conversion set C and the scales
-                calibrate_scales(ready.model, hidden)
+            calibrate_scales(ready.model, hidden)
             calibrate_gains(ready.model, hidden)
         trainer = _trainer(run, ready, args)
-        if is_first:
-            _record(run, ready)
         _learn(trainer, checkpoint, run)
         metrics: dict[str, float] = trainer.evaluate()
         trainer.finish(ready.processor, texts, announce)
@@ -132,41 +115,13 @@ def train(run: Run) -> dict[str, float]:
     return metrics
 
 
-def plan(run: Run) -> dict[str, str]:
-    """What a run would do, by name: rows and the model are read, nothing is trained or written.
-    Memory counts weights, gradients and the optimizer, not activations."""
-    if not run.resume:
-        _check_new(Path(run.output))
-    ready, args = prepare(run), training_arguments(run, is_new=True)
-    model = with_lora(ready.model, run.lora)
-    if args.train == "heads":
-        freeze_backbone(model)
-    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    per_epoch = math.ceil(len(ready.learn) / batch)
-    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-    parameters = list(model.parameters())
-    trained = [one for one in parameters if one.requires_grad]
-    size = sum(p.nbytes for p in parameters) + (1 + ADAM) * sum(p.nbytes for p in trained)
-    return {
-        "rows": f"{len(ready.rows)} to learn, {len(ready.held_out_rows)} held out",
-        "cut": f"{sum(one.truncated for one in ready.learn)} rows, to {run.max_length} tokens",
-        "tokens": f"{sum(len(example.ids) for example in ready.learn)} per epoch",
-        "batch": f"{batch} of {len(ready.learn)} sequences per step",
-        "steps": f"{steps} ({steps / per_epoch:.3g} epochs)",
-        "learning rate": f"{args.learning_rate:g}",
-        "parameters": f"{sum(p.numel() for p in trained):,} of "
-        f"{sum(p.numel() for p in parameters):,} trained",
-        "memory": f"{size / 1e9:.2f} GB without activations",
-    }
-
-
 # ---------------------------------------------------------------- before the first step
 
 
 def prepare(run: Run) -> Prepared:
     """Read the rows and the model, and encode the rows."""
     rows, held_out_rows = _rows(run)
-    processor, model = _model(run, rows)
+    processor, model = open_model(run.model, dtype=run.dtype)  # the trainer moves it
     has_targets = any("target" in row for row in rows)
     processor.encode_numbers = run.numbers or ("value" if has_targets else processor.encode_numbers)
     model.config.encode_numbers = processor.encode_numbers
@@ -196,16 +151,6 @@ def _rows(run: Run) -> tuple[list[Row], list[Row]]:
     random.Random(run.arguments.get("seed", 0)).shuffle(rows)
     count = max(int(len(rows) * HELD_OUT), 1)
     return rows[count:], rows[:count]
-
-
-def _model(run: Run, rows: Sequence[Row]) -> tuple[CausalQwenProcessor, Any]:
-    """The model to continue from, or a new one, reproducible for the same rows and seed."""
-    if run.model is not None:
-        return open_model(run.model, dtype=run.dtype)  # the trainer moves it
-    torch.manual_seed(run.arguments.get("seed", 0))
-    processor, model = new_model(texts_of(rows), run.scratch, max_length=run.max_length)
-    kind = resolve_dtype(run.dtype)
-    return processor, model if isinstance(kind, str) else model.to(kind)
 
 
 def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -314,27 +259,6 @@ def _checkpoint(output: Path, resume: bool) -> Path | None:
 def _check_new(output: Path) -> None:
     if output.is_dir() and any(file.name != LOCK for file in output.iterdir()):
         raise FileExistsError(f"{output} is not empty; choose another, or continue with --resume.")
-
-
-def _record(run: Run, ready: Prepared) -> None:
-    """Record what decides the steps of a new run; refuse to resume a run with anything else."""
-    file = Path(run.output, RECORD)
-    options = {**asdict(run), **run.arguments}
-    record = {name: str(value) for name, value in options.items() if name not in CHANGEABLE}
-    for name, rows in (("data", ready.rows), ("held-out rows", ready.held_out_rows)):
-        text = json.dumps(rows, sort_keys=True, default=str)
-        record[name] = hashlib.sha256(text.encode()).hexdigest()
-    if not run.resume:
-        write_text(file, json.dumps(record, indent=1))
-        return
-    before = json.loads(file.read_text(encoding="utf-8"))
-    names = sorted({*record, *before})
-    if changed := [name for name in names if record.get(name) != before.get(name)]:
-        was = (f"{name}={record.get(name)} (at the start {before.get(name)})" for name in changed)
-        raise ValueError(
-            f"{run.output} cannot resume with {'; '.join(was)}: resume with what {file} records, "
-            "or train into another directory."
-        )
 
 
 def _learn(trainer: CausalTrainer, checkpoint: Path | None, run: Run) -> None:
