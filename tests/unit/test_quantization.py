@@ -162,10 +162,6 @@ def drop_scales(tensors: dict[str, Any], config: dict[str, Any]) -> None:
     del tensors["lm_head.weight_scale"]
 
 
-def shorten_scales(tensors: dict[str, Any], config: dict[str, Any]) -> None:
-    tensors["lm_head.weight_scale"] = tensors["lm_head.weight_scale"][1:]
-
-
 def name_other_method(tensors: dict[str, Any], config: dict[str, Any]) -> None:
     config["quantization_config"]["quant_method"] = "gptq"
 
@@ -174,7 +170,6 @@ def name_other_method(tensors: dict[str, Any], config: dict[str, Any]) -> None:
     ("damage", "words"),
     [
         (drop_scales, "lacks .*weight_scale"),
-        (shorten_scales, "lm_head.weight_scale of shape"),
         (name_other_method, "quant_method='gptq'"),
     ],
 )

@@ -35,7 +35,7 @@ from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.modeling.action import dense
 from causal_qwen.numpy_engine.checkpoint import QUANTIZER
 from causal_qwen.numpy_engine.gguf import GgufFile
-from causal_qwen.numpy_engine.weights import TIED_DIFFERS, listed, read_json
+from causal_qwen.numpy_engine.weights import listed, read_json
 from causal_qwen.paths import EMBEDDED, download, embedded_gguf
 
 CONFIG = "config.json"
@@ -53,7 +53,6 @@ TEXT_PART = {  # names in a model that also sees -> in one of texts alone
     r"^(model\.)?language_model\.(model\.)?(?=layers\.|embed_tokens\.|norm\.)": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
 }
-TEXT_TENSORS = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 
 
 def local_directory(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Path:
@@ -85,18 +84,10 @@ def read_fields(path: str | os.PathLike[str], options: Mapping[str, Any]) -> dic
 # ---------------------------------------------------------------- after loading
 
 
-def check_loading_info(
-    info: Mapping[str, Any], where: str, may_lack: Collection[str] = (), may_have: Any = ()
-) -> None:
-    """Refuse what Hugging Face reports: missing tensors, which it has drawn at random, and
-    tensors that the model does not have."""
+def check_complete(info: Mapping[str, Any], where: str, may_lack: Collection[str] = ()) -> None:
+    """Refuse missing tensors, which Hugging Face has drawn at random."""
     if missing := sorted({*info["missing_keys"]} - {*may_lack}):
         raise ValueError(f"{where} lacks {listed(missing)}; download it again.")
-    if strange := sorted({*info["unexpected_keys"]} - {*may_have}):
-        raise ValueError(
-            f"{where} has {listed(strange)}, which its configuration does not describe; download "
-            "it again."
-        )
 
 
 def check_finite(model: torch.nn.Module, where: str) -> None:
@@ -115,12 +106,6 @@ def _is_finite(tensor: Tensor) -> bool:
     local: Tensor = dense(tensor.to_local() if hasattr(tensor, "to_local") else tensor)
     total = local.sum(dtype=torch.float32)  # fast; it can also overflow
     return bool(torch.isfinite(total)) or bool(torch.isfinite(local).all())
-
-
-def check_tied(model: Any, where: str) -> None:
-    """Refuse a stored head that differs from the embeddings to which config.json ties it."""
-    if model.config.tie_word_embeddings and "lm_head.weight" not in model.all_tied_weights_keys:
-        raise ValueError(f"{where} {TIED_DIFFERS}")
 
 
 @contextlib.contextmanager
@@ -148,7 +133,7 @@ def assemble(
         model, info = from_pretrained(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
         )
-    check_loading_info(info, "The base model", may_lack)
+    check_complete(info, "The base model", may_lack)
     model.name_or_path = model.config.name_or_path = ""  # not "None", which may be on the hub
     return model
 
@@ -174,7 +159,6 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
     if whole.get("model_type") in BY_MODEL_TYPE:
         raise ValueError(f"{name} is a CausalQwen model already; load it with from_pretrained.")
     fields = text_fields(whole)
-    is_part = fields is not whole
     kind = base_class(family_of(fields.get("model_type"), name))
     with damaged_files_named(name), quiet():
         model, info = kind.from_pretrained(
@@ -183,12 +167,10 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **({"key_mapping": TEXT_PART} if is_part else {}),
+            **({"key_mapping": TEXT_PART} if fields is not whole else {}),
         )
-    seen = [key for key in info["unexpected_keys"] if is_part and not key.startswith(TEXT_TENSORS)]
-    check_loading_info(info, name, may_have=seen)
+    check_complete(info, name)
     check_finite(model, name)
-    check_tied(model, name)
     return model
 
 
@@ -211,7 +193,7 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    check_loading_info(info, str(path))
+    check_complete(info, str(path))
     check_finite(model, str(path))
     return model
 

@@ -25,9 +25,8 @@ from causal_qwen.conversion.checkpoint_io import (
     EMBEDDED_HUB,
     as_convertible,
     assemble,
+    check_complete,
     check_finite,
-    check_loading_info,
-    check_tied,
     damaged_files_named,
     encode_texts,
     family_of_model,
@@ -45,7 +44,6 @@ from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_t
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.numpy_engine.calibration import FIELDS, TEXTS
 from causal_qwen.numpy_engine.heads import expected_tensors as causal_tensors
-from causal_qwen.numpy_engine.heads import optional_tensors
 from causal_qwen.options import INITIALIZATIONS, check_choice
 from causal_qwen.outputs import check_not_inside, new_directory
 from causal_qwen.paths import (
@@ -56,7 +54,6 @@ from causal_qwen.paths import (
 )
 from causal_qwen.text.words import word_edges
 
-HEADS = {"lm_head.weight", "lm_head.bias"}  # unread by the backbone, with the causal parameters
 DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "gamma_init": 10.0,
     "b_noise_init": 0.1,
@@ -301,16 +298,13 @@ def load(
     is_plain = fields.get("model_type") == family.base
     with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
-    described, unread = model.config.to_dict(), set[str]()
-    own = {*causal_tensors(described)}
+    own = {*causal_tensors(model.config.to_dict())}
     if not reads_heads:
-        own = {name.removeprefix("model.") for name in own | {*optional_tensors(described)}}
-        unread = HEADS | own
+        own = {name.removeprefix("model.") for name in own}
     may_lack = is_plain or (path is None and own <= {*info["missing_keys"]})
-    check_loading_info(info, where, own if may_lack else (), unread)
+    check_complete(info, where, own if may_lack else ())
     check_finite(model, where)
     if reads_heads:
-        check_tied(model, where)
         model.generation_config = adopt_generation_config(model.generation_config)
         if is_plain and kwargs.get("config") is None:
             _calibrate_plain(model, where, kwargs)

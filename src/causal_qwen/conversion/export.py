@@ -29,8 +29,13 @@ from causal_qwen.modeling.card import exported_card
 from causal_qwen.modeling.configuration import NOT_INHERITED, CausalConfig
 from causal_qwen.numpy_engine.calibration import TEXTS
 from causal_qwen.numpy_engine.heads import expected_tensors as causal_tensors
-from causal_qwen.numpy_engine.heads import optional_tensors
-from causal_qwen.options import EXPORT_FORMATS, GGUF_TYPES, PLAIN_TYPES, check_choice
+from causal_qwen.options import (
+    EXPORT_FORMATS,
+    GGUF_TYPES,
+    PLAIN_TYPES,
+    WORD_EDGES,
+    check_choice,
+)
 from causal_qwen.outputs import check_not_inside, new_directory
 
 SHRINKAGE = 1e-3  # of the states' second moments, when a constant is fitted to them
@@ -105,7 +110,7 @@ def plain_model(causal: Any, texts: list[Tensor]) -> Any:
     config, kind = causal.config, base_class(causal.config.family)
     own = {field.name for field in fields(CausalConfig)} | {*NOT_INHERITED}
     plain_fields = {name: value for name, value in config.to_dict().items() if name not in own}
-    heads = {*causal_tensors(config.to_dict()), *optional_tensors(config.to_dict()), "lm_head.bias"}
+    heads = {*causal_tensors(config.to_dict()), WORD_EDGES, "lm_head.bias"}
     state = {name: tensor for name, tensor in causal.state_dict().items() if name not in heads}
     if is_folded(causal):
         plain_fields["tie_word_embeddings"] = False

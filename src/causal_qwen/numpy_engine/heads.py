@@ -129,11 +129,6 @@ def with_defaults(fields: Mapping[str, Any], tensors: Mapping[str, Stored]) -> d
     return {**missing, **tensors}
 
 
-def optional_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The same of tensors that directories of earlier versions do not have."""
-    return {WORD_EDGES: (fields["vocab_size"],)}
-
-
 def _chosen(fields: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
     """A checked option of config.json; the first choice is the default."""
     return check_choice(name, fields.get(name, choices[0]), choices)

@@ -84,7 +84,7 @@ def quantized(fields: Fields, parameters: Mapping[str, Stored]) -> tuple[Fields,
     """The fields of config.json and the tensors of the same model in int8."""
     found = {**parameters}
     if fields.get("tie_word_embeddings", False):
-        found[HEAD] = found[EMBEDDING]
+        found.setdefault(HEAD, found[EMBEDDING])
     shapes = expected_tensors({**fields, "tie_word_embeddings": False})
     linear = [name for name, shape in shapes.items() if len(shape) == 2 and name != EMBEDDING]
     head, ignored = Matrix(found[HEAD]), []

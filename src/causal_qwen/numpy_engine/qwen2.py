@@ -350,8 +350,9 @@ class Qwen2:
         self.rotary = RotaryEmbedding(config)
         self.embedding = Matrix.of(parameters, "model.embed_tokens.weight")  # (V, H)
         self.norm = widen(parameters["model.norm.weight"])  # (H,)
-        tied = config.tie_word_embeddings
-        self.head = self.embedding if tied else Matrix.of(parameters, "lm_head.weight")  # (V, H)
+        self.head = self.embedding  # (V, H)
+        if "lm_head.weight" in parameters:  # also of a tied checkpoint, as in transformers
+            self.head = Matrix.of(parameters, "lm_head.weight")
 
         def read(name: str, shape: tuple[int, ...]) -> Any:
             return Matrix.of(parameters, name) if len(shape) == 2 else widen(parameters[name])

@@ -23,7 +23,6 @@ from causal_qwen.options import WORD_EDGES
 
 Stored = NDArray[Any]  # float32, float16, bfloat16, or int8 with a tensor of scales; uint8 of bits
 Float32 = NDArray[np.float32]
-Shapes = Mapping[str, tuple[int, ...]]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16, "I8": np.int8}
@@ -31,9 +30,6 @@ BITS = {"U8": np.uint8}
 TILE = 2**16  # numbers checked at once
 SCALE = "_scale"  # after the name of an int8 matrix: the tensor of its scales, one per row
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-TIED_DIFFERS = (
-    "has an lm_head.weight of its own and tie_word_embeddings=true in config.json; set it to false."
-)
 
 
 def widen(stored: Stored) -> Float32:
@@ -98,24 +94,10 @@ def read_tensors(directory: Path) -> dict[str, Stored]:
 # ---------------------------------------------------------------- checks
 
 
-def check_shapes(tensors: Mapping[str, Stored], expected: Shapes, where: str) -> None:
-    """Raise an error that names missing tensors and wrong shapes."""
+def check_complete(tensors: Mapping[str, Stored], expected: Iterable[str], where: str) -> None:
+    """Raise an error that names missing tensors."""
     if missing := [name for name in expected if name not in tensors]:
         raise ValueError(f"{where} lacks {listed(missing)}; download it again.")
-    wrong = [
-        f"{name} of shape {tensors[name].shape} instead of {shape}"
-        for name, shape in expected.items()
-        if tensors[name].shape != shape
-    ]
-    if wrong:
-        raise ValueError(f"{where} has {listed(wrong)}; use the config.json of this model.")
-
-
-def check_tied(tensors: Mapping[str, Stored], where: str) -> None:
-    """Refuse a stored head that is not the embeddings that config.json ties it to."""
-    head, embeddings = tensors.get("lm_head.weight"), tensors["model.embed_tokens.weight"]
-    if head is not None and not np.array_equal(head, embeddings):
-        raise ValueError(f"{where} {TIED_DIFFERS}")
 
 
 def check_finite(tensors: Mapping[str, Stored], where: str) -> None:
