@@ -136,6 +136,15 @@ def test_the_numpy_engine_reads_the_file(
         assert session.generate("the cat", 7, max_new_tokens=12).text == text
 
 
+def test_a_tied_head_is_read_in_int8(tmp_path: Path, cache: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 0}
+    plain = Qwen2ForCausalLM(Qwen2Config(vocab_size=V, tie_word_embeddings=True, **sizes, **heads))
+    tied = write_gguf(plain.eval(), make_tokenizer(), tmp_path, "f32")
+    one, two = (causal_qwen.open(str(tied), "numpy", dtype=kind) for kind in ("float32", "int8"))
+    assert np.allclose(one.model.logits([5, 6]), two.model.logits([5, 6]), atol=0.01)
+
+
 def test_the_numpy_engine_makes_a_layer_of_its_own(
     file: Path, llama: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:

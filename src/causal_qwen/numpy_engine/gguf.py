@@ -213,6 +213,7 @@ TENSORS = {
 
 def read_checkpoint(file: GgufFile, dtype: str = "int8") -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of config.json and the tensors of a Qwen2 or Qwen3, in int8 or float32."""
+    is_tied = "output.weight" not in file.tensors
     fields = {
         "model_type": file.architecture,
         "vocab_size": len(file.fields[TOKENS]),
@@ -226,7 +227,7 @@ def read_checkpoint(file: GgufFile, dtype: str = "int8") -> tuple[dict[str, Any]
         "max_position_embeddings": file.get("context_length"),
         "rope_theta": file.get("rope.freq_base"),
         "eos_token_id": file.fields.get("tokenizer.ggml.eos_token_id"),
-        "tie_word_embeddings": dtype != "int8" and "output.weight" not in file.tensors,
+        "tie_word_embeddings": dtype != "int8" and is_tied,
     }
     check_architecture(fields)
     if file.get("rope.scaling.type", "none") != "none":
@@ -239,7 +240,10 @@ def read_checkpoint(file: GgufFile, dtype: str = "int8") -> tuple[dict[str, Any]
             tensors[name] = np.concatenate(
                 [file.rows(own, part).astype(np.float16) for part in tiles_of(shape[0])]
             )
-        elif len(shape) == 2 and dtype == "int8":
+            if not is_tied:
+                continue
+            name = "lm_head.weight"  # in int8 a tied head has weights of its own
+        if len(shape) == 2 and dtype == "int8":
             parts = [quantize_rows(file.rows(own, part)) for part in tiles_of(shape[0])]
             tensors[name], tensors[name + SCALE] = map(np.concatenate, zip(*parts, strict=True))
         else:
