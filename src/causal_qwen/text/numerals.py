@@ -53,9 +53,7 @@ or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are not part o
   a rocket.
 * A *range* has one dash; a unit on its left must be repeated on its right, also a CJK unit
   (5元-10元). Not ranges: what looks like a phone (555-1234), a month (2024-11, 11-2024), short
-  years (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends to a multiple of
-  100 (not the score 112-105), unless it is part of a calculation (500-300=200) or has a measure.
-  Its ends may have signs if the dash is U+2013: -5–10 °C.
+  years (2024-25) or a ZIP+4. Its ends may have signs if the dash is U+2013: -5–10 °C.
 * A *list* stays text if a neighbouring pair could be one number (1,234,56), or if a list of two
   could be one number with a decimal comma (1,5 and 1.299,00; but 1.5,2.5 splits).
 
@@ -64,15 +62,13 @@ Everything else stays text: 10:30, 1/2, 1.2.3, 1-2-3, 10^6, A1B2, a@b7.org, #5, 
 
 * integers separated by single plain spaces, if one has a leading zero or one after the first
   has three digits (1 000 000; 4111 1111 1111 1111), or from three on after a "+" (+33 6 12 34);
-* a URL or query string, host:port (a known host or port), a phone number with brackets, "+" and 8
-  digits;
+* a URL or query string, localhost:8080, a phone number with brackets, "+" and 8 digits;
 * a label before it, a month's name beside it: see `causal_qwen.text.names`;
-* am/pm/o'clock, 月日号点时 after an integer and 年 after a year (3年 is a duration), 第 before
-  it; 点 is no hour after an integer above 24 or a rise (涨12点) or before a noun (3点意见);
+* am/pm/o'clock, 月日号点时 after an integer and 年 after a year (3年 is a duration), 第 before it;
 * a thousands point: 1.500 € (`causal_qwen.text.names`);
 * a mixed fraction (1 1/2, 3 ½), a decade (1990s, '90s), an emoticon (:3), a LaTeX index (x_{2}).
 
-A slash between two quantities breaks: 12 wins/8 losses, 100元/3天. A year alone is a number.
+A year alone is a number.
 
 The scan is linear: every pattern below is bounded, or starts only where a maximal run starts.
 """
@@ -272,13 +268,11 @@ def _read_word(before: str, word: str, after: str) -> tuple[Found, ...]:
     begin = len(word) - len(body)
     body = body.rstrip(_AFTER_WORD)
     after = word[begin + len(body) :] + after
-    if _is_refused(before, word[:begin], body, after) or _is_date(before, body, after):
+    if _is_refused(before, word[:begin], body, after) or _is_date(body, after):
         return ()
     if _is_end_of_range(before, body, after):
         begin, body = begin + 1, body[1:]
     is_quantity = _is_quantity(before, after)
-    if _is_model(body) and not (is_quantity or before.endswith(("=", "= "))):
-        return ()
     for read in (_read_single, _read_range, _read_items, _read_sum):
         if numbers := read(body, begin, is_quantity):
             return tuple(numbers)
@@ -287,14 +281,8 @@ def _read_word(before: str, word: str, after: str) -> tuple[Found, ...]:
 
 # ---------------------------------------------------------------- kinds of words
 
-_HOST_AND_PORT = (
-    "(?:(?i:localhost|host(?:name)?|server|redis|postgres(?:ql)?|mysql|mariadb|mongo(?:db)?|kafka"
-    "|rabbitmq|nginx|memcached|elasticsearch|zookeeper|etcd|minio|ollama|db|database|api|web|app"
-    "|backend|frontend|proxy|gateway|broker|node|worker|master|cache):[0-9]{2,5}"
-    "|[A-Za-z]+:(?:3306|5432|6379|6443|8080|8081|8443|8888|9090|9092|9200|11211|11434|27017|50051))"
-)
 _SINGLE = re.compile(
-    rf"(?!\+[0-9]{{8,}}\Z|[12][0-9]{{2}}0s\Z|{_HOST_AND_PORT}\Z)"
+    rf"(?!\+[0-9]{{8,}}\Z|[12][0-9]{{2}}0s\Z|localhost:[0-9]+\Z)"
     rf"(?:[^\W\d]+:)?(?:\+?{_CURRENCY})?({SIGN}?{_NUMBER})([^0-9,.]*)"
 )
 _NO_DASH = r"[^-\u2010-\u2013\u22120-9,.]*"
@@ -305,7 +293,6 @@ _NO_RANGE = re.compile(
     rf"[0-9]{{3}}{DASH}[0-9]{{4,}}|[0-9]{{1,4}}{DASH}[0-9]{{7,}}|[0-9]{{5}}{DASH}[0-9]{{4}}"
     rf"|[0-9]{{4}}{DASH}[0-9]{{1,2}}|[0-9]{{1,2}}{DASH}(?:19|20)[0-9]{{2}}"
 )
-_MODEL = re.compile("(7[0-9]7)[-\u2010-\u2013][0-9]{1,3}|([0-9]{3,})[-\u2010-\u2013]([0-9]{3,})")
 _PLUS = re.compile(r"(?<![eE])\+")
 _TERM = re.compile(rf"{_CURRENCY}?({_NUMBER})([^0-9,.]*)")
 _ITEM = re.compile(rf"{SIGN}?{_NUMBER}")
@@ -344,14 +331,6 @@ def _read_range(word: str, begin: int, is_quantity: bool) -> list[Found]:
         (begin + match.start(1), begin + match.end(1), low),
         (begin + match.start(4), begin + match.end(4), high),
     ]
-
-
-def _is_model(word: str) -> bool:
-    """Whether two integers with a dash are a designation like 747-400, not a range or a score."""
-    match = _MODEL.fullmatch(word)
-    if match is None or match[1] is not None:
-        return match is not None
-    return match[3].endswith("00") and int(match[2]) > int(match[3])
 
 
 def _read_items(word: str, begin: int, is_quantity: bool) -> list[Found]:
@@ -431,7 +410,6 @@ _CLOSING = frozenset(")]}»›”」』】》〉〕")
 _BEFORE_NEGATIVE = frozenset(
     "为為是到至约約于於在达達比得有和与與或は温溫率幅额額值速润潤降跌涨漲升增减減了差亏虧损損低高"
 )
-_RISES = ("涨", "漲", "跌", "升", "降", "挫")
 _MEASURED = re.compile(f"(?:{MEASURE})+")
 _UNIT_BEFORE = re.compile(f"[0-9]([{CJK}]{{1,4}})$")
 _NEGATIVE_MEASURE = re.compile(
@@ -442,10 +420,6 @@ _NEGATIVE_MEASURE = re.compile(
 _REFUSING = re.compile(r"第 ?\Z|(?<![0-9])[0-9]{1,2}[点點时時]\Z|[\^_]\{\Z")
 _SHORT_YEAR = re.compile("[0-9]{2}(?:s|(?!['’0-9A-Za-z]))")
 _DATE = re.compile("月|日(?![元圆圓円间間])|[号號点點番]|[时時](?![间間])")
-_POINTS = re.compile(
-    "[点點](?:意[见見]|建[议議]|要求|看法|想法|原因|理由|共[识識]|好[处處]|体会|體會|结论|結論)"
-)
-_LAST_INTEGER = re.compile("[0-9]{1,3}(?:,[0-9]{3})+$|[0-9]+$")
 _YEAR = re.compile("(?<![0-9])(?:(?:1[0-9]|2[01])[0-9]{2}年|[0-9]{2}年 ?[0-9]{1,2}月)")
 _QUANTITY_AFTER = re.compile(rf" ?\)?(?: ?[=*×÷+] ?|/)[-0-9(.$]|{MEASURE}|{MEASURE_WORD}")
 _QUANTITY_BEFORE = re.compile(
@@ -490,22 +464,12 @@ def _is_end_of_range(before: str, body: str, after: str) -> bool:
     return _MEASURED.fullmatch(match[1]) is not None or match[1][-1] not in _BEFORE_NEGATIVE
 
 
-def _is_date(before: str, body: str, after: str) -> bool:
+def _is_date(body: str, after: str) -> bool:
     """Whether the word is an integer that a CJK letter after it makes a date or a time."""
     if not after or after[0] not in _DATE_MARKS or "." in body:
         return False
-    if after[0] in "点點" and not _is_hour(before, body, after):
-        return False
     years = (_YEAR.match(body + after, max(0, len(body) - length)) for length in (4, 2))
     return _DATE.match(after) is not None or any(years)
-
-
-def _is_hour(before: str, body: str, after: str) -> bool:
-    """Whether an integer before 点 can be an hour: 3点, not 300点, 涨35点 or 3点意见."""
-    if _POINTS.match(after) or before[-1:] in _RISES:
-        return False
-    last = _LAST_INTEGER.search(body, max(0, len(body) - _RIGHT))
-    return last is None or (len(last[0]) < 3 and int(last[0]) <= 24)
 
 
 def _is_quantity(before: str, after: str) -> bool:
