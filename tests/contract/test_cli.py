@@ -582,19 +582,11 @@ def test_doctor_prints_the_same_facts_as_json_and_as_text() -> None:
     assert found["is_well"]
     assert found["extras"]["torch"]["is_complete"]
     assert found["device"] == "cpu" or found["device"]
-    assert found["threads"] >= 1
-    assert found["embedded_model"]["size"] > 10**8
     shown_text = here("doctor", COLUMNS="200").stdout
     assert found["verdict"] in shown_text
-    assert found["embedded_model"]["path"] in shown_text
+    assert found["embedded_model"] in shown_text
     assert "dequantised from" in shown_text
     assert "SmolLM2-135M-Instruct.Q4_1.gguf" in shown_text
-
-
-def test_doctor_measures_the_engines() -> None:
-    record = json.loads(here("doctor", "--speed", "--json").stdout)
-    assert {"torch", "numpy"} <= {*record["tokens_per_second"]}
-    assert all(rate > 0 for rate in record["tokens_per_second"].values())
 
 
 @pytest.mark.parametrize(
@@ -643,7 +635,6 @@ def test_a_cache_that_is_a_file_is_named_with_its_cure(
     shown = here("doctor", COLUMNS="300")
     assert shown.returncode == 1
     assert sentence in shown.stdout
-    assert "next use" not in shown.stdout
     assert (tmp_path / "file").read_text() == "precious"
 
 

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from causal_qwen.analysis.rendering import split_text
 from causal_qwen.cli.doctor import cure
-from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.options import MODES, NOISY_MODES
 from causal_qwen.session import Session
 from causal_qwen.terminal import counted, status
@@ -22,7 +21,6 @@ from causal_qwen.terminal import counted, status
 PROMPT = "The proud astronaut closed the hatch and"
 CHANGED_PROMPT = "The tired astronaut closed the hatch and"
 OTHER_PROMPT = "The young cook tasted the sauce and"
-CHATS = ("Write two sentences about the sea.", "用三句话讲一个关于猫的故事。")  # to a real Qwen
 INDIVIDUALS = (1, 2, 3)
 NEW_TOKENS = 28
 
@@ -45,8 +43,8 @@ Next
 def run(session: Session) -> None:
     console = Console(highlight=False)
     parts = [show_promise, show_modes, show_individuals, show_counterfactual, show_number]
-    if session.engine.kind != "torch":
-        parts = [show_greedy, show_modes, show_chats, show_two_prompts]
+    if session.engine.kind != "torch":  # a regressor reads hidden states
+        parts.pop()
     for show in parts:
         with status() as progress:
             progress("generating")
@@ -62,43 +60,13 @@ def one_line(session: Session, prompt: str, **options: Any) -> Text:
 
 
 def show_promise(session: Session) -> Iterator[Any]:
-    """Whether the model generates its base model's text."""
-    model = session.model
-    if model.config.causal_size != model.config.hidden_size:
-        return
-    with quiet():  # a converted checkpoint contains its base model
-        base = model.base_class.from_pretrained(model.name_or_path, dtype=model.dtype).eval()
-    inputs = session.processor.tokenizer(PROMPT, return_tensors="pt").to(model.device)
-    call = {**inputs, "max_new_tokens": NEW_TOKENS, "do_sample": False}
-    same = model.generate(causal_mode="standard", **call).equal(
-        base.to(model.device).generate(**call)
-    )
-    verdict = "word for word the same text" if same else "different texts"
-    yield f"1 · The promise: before training, the model and its base generate {verdict}."
-
-
-def show_greedy(session: Session) -> Iterator[Any]:
-    """Whether `standard` writes the engine's own greedy text."""
+    """Whether `standard` writes the greedy text of the scores: before training, the base's."""
     texts = {
         one_line(session, PROMPT, mode="standard").plain,
         one_line(session, PROMPT, mode="compatible", do_sample=False).plain,
     }
     verdict = "word for word the same text" if len(texts) == 1 else "different texts"
-    yield f"1 · The promise: the model and its base write {verdict}."
-
-
-def show_chats(session: Session) -> Iterator[Any]:
-    table = _table("3 · Individuals: the same noise e in every answer", "who", *CHATS)
-    for who in INDIVIDUALS:
-        said = (session.chat(one, who, max_new_tokens=2 * NEW_TOKENS).text for one in CHATS)
-        table.add_row(str(who), *(" ".join(text.split()) for text in said))
-    yield table
-
-
-def show_two_prompts(session: Session) -> Iterator[Any]:
-    who = INDIVIDUALS[0]
-    yield f"\n4 · Counterfactual: individual {who}, had the astronaut been tired"
-    yield str(session.counterfactual(PROMPT, CHANGED_PROMPT, who, max_new_tokens=NEW_TOKENS))
+    yield f"1 · The promise: the base model and standard write {verdict}."
 
 
 def show_modes(session: Session) -> Iterator[Any]:
@@ -123,6 +91,9 @@ def show_counterfactual(session: Session) -> Iterator[Any]:
     who = INDIVIDUALS[0]
     result = session.counterfactual(PROMPT, CHANGED_PROMPT, who, max_new_tokens=NEW_TOKENS)
     title = f"4 · Counterfactual: individual {who}, had the astronaut been tired"
+    if session.engine.kind != "torch":  # two texts, without the distributions behind them
+        yield f"\n{title}\n{result}"
+        return
     table = _table(title, "", "text of the same individual")
     for name, colour in {"factual": "red", "counterfactual": "green"}.items():
         prompt, same, other = split_text(result, getattr(result, name))

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import platform
-import time
-from collections.abc import Callable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -19,12 +16,10 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rich.console import Group
-from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from causal_qwen import paths
-from causal_qwen.terminal import counted
 
 DISTRIBUTION = "causal-qwen"
 PURPOSES = {  # extras for users, each with what needs it
@@ -42,7 +37,6 @@ PURPOSES = {  # extras for users, each with what needs it
 }
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose package has another name
 EMBEDDED_CURE = f"pip install --no-deps {paths.EMBEDDED_PACKAGE.replace('_', '-')}"
-MEASURED = 33  # tokens of a text that shows how fast an engine is
 Record = dict[str, Any]
 
 
@@ -51,13 +45,11 @@ def examine() -> Record:
     needed = _group("", "the NumPy engine")
     extras = {name: _group(name, purpose) for name, purpose in PURPOSES.items()}
     devices, problem = _devices() if extras["torch"]["is_complete"] else ({}, None)
-    model = paths.embedded_directory()
-    cache_problem = None
+    model, cache_problem = paths.embedded_directory(), None
     try:
         paths.check_cache_directory()
     except NotADirectoryError as error:
         cache_problem = str(error)
-    has_affinity = hasattr(os, "sched_getaffinity")
     record: Record = {
         "version": metadata.version(DISTRIBUTION),
         "python": platform.python_version(),
@@ -67,10 +59,9 @@ def examine() -> Record:
         "device": devices.get("auto"),  # what `--device auto` is; None: no torch
         "devices": devices.get("all", []),
         "training_precision": devices.get("precision"),  # what `train` is
-        "threads": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
-        "embedded_package": _place(paths.embedded_gguf()),  # the base model, quantised
-        "embedded_model": _place(model, exists=paths.is_converted(model)),
-        "feature_cache": _place(paths.cache_directory() / "features"),
+        "embedded_model": str(model) if paths.is_converted(model) else None,
+        "embedded_base": _text(paths.embedded_gguf()),  # quantised
+        "cache": str(paths.cache_directory()),
         "problem": problem,  # why an installed torch cannot be imported
         "cache_problem": cache_problem,  # why nothing can be cached
         "is_well": needed["is_complete"] and not any((problem, cache_problem)),
@@ -78,20 +69,8 @@ def examine() -> Record:
     return {**record, "verdict": _verdict(record)}
 
 
-def measure(progress: Callable[[str], None]) -> dict[str, float]:
-    """Tokens per second of an individual's text, on every engine that is installed."""
-    from causal_qwen.session import open as open_session
-
-    found, file = {}, paths.embedded_gguf()
-    for engine in ("torch", "numpy", "llama.cpp"):
-        progress(f"writing a text on {engine}")
-        with contextlib.suppress(ImportError, OSError, ValueError):
-            session = open_session(str(file) if engine == "llama.cpp" else "", engine)
-            times = []
-            for _ in session.stream("Once upon a time", 7, max_new_tokens=MEASURED):
-                times.append(time.perf_counter())
-            found[engine] = round((len(times) - 1) / (times[-1] - times[0]), 1)
-    return found
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def render(record: Record) -> Group:
@@ -108,16 +87,15 @@ def render(record: Record) -> Group:
             words.append(f"\n{group['purpose']}: ", style="dim").append(group["cure"], style="bold")
         mark = "[green]✓[/]" if group["is_complete"] else "[yellow]–[/]"
         table.add_row(f"{mark} {name}", words)
-    base, model = record["embedded_package"], record["embedded_model"]
-    facts = {"device": f"{_placement(record)}; {counted(record['threads'], 'thread')}"}
-    later = EMBEDDED_CURE if base["size"] is None else "converted at its next use"
-    later = "no directory to convert it into" if record["cache_problem"] else later
-    facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}"
-    facts["its base"] = f"dequantised from {Path(base['path'] or 'a Q4_1 file').name}"
-    facts["features"] = _show(record["feature_cache"], "none cached")
-    if "tokens_per_second" in record:
-        speeds = record["tokens_per_second"].items()
-        facts["speed"] = ", ".join(f"{name} {rate:g} tokens/s" for name, rate in speeds)
+    has_torch, base = record["device"] is not None, record["embedded_base"]
+    later = "not converted yet" if base else EMBEDDED_CURE
+    facts = {
+        "device": ", ".join(record["devices"]) or "no torch",
+        "training": f"on {record['device']}, {record['training_precision']}" if has_torch else "-",
+        "model": f"{paths.EMBEDDED}: {record['embedded_model'] or later}",
+        "its base": f"dequantised from {Path(base or 'a Q4_1 file').name}",
+        "cache": record["cache"],
+    }
     for name, fact in facts.items():
         table.add_row(f"  {name}", Text(fact))
     heading = "causal-qwen {version} · Python {python} · {system}".format(**record)
@@ -143,7 +121,7 @@ def _verdict(record: Record) -> str:
         return str(record["cache_problem"])
     if not record["extras"]["torch"]["is_complete"]:
         return f"The NumPy engine works; for everything else: {record['extras']['torch']['cure']}"
-    if record["embedded_model"]["size"] is None and record["embedded_package"]["size"] is None:
+    if record["embedded_model"] is None and record["embedded_base"] is None:
         return f"The model works; the embedded one is missing: {EMBEDDED_CURE}"
     missing = [name for name, group in record["extras"].items() if not group["is_complete"]]
     more = f"; not installed: {', '.join(missing)}" if missing else ""
@@ -206,24 +184,3 @@ def _devices() -> tuple[Record, str | None]:
         "all": placement.available_devices(),
         "precision": "bf16" if placement.has_fast_bf16() else "fp32",
     }, None
-
-
-def _placement(record: Record) -> str:
-    """The device and the precision of training that are used by default."""
-    if record["device"] is None:
-        return "no torch"
-    others = [name for name in record["devices"] if not name.startswith(record["device"])]
-    also = f" (also {', '.join(others)})" if others else ""
-    return f"{record['device']}{also}, training in {record['training_precision']}"
-
-
-def _place(path: Path | None, exists: bool = True) -> Record:
-    """A file or directory, and its size in bytes if it exists."""
-    if path is None or not (exists and path.exists()):
-        return {"path": None if path is None else str(path), "size": None}
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return {"path": str(path), "size": sum(file.stat().st_size for file in files)}
-
-
-def _show(place: Record, otherwise: str) -> str:
-    return otherwise if place["size"] is None else f"{place['path']} ({decimal(place['size'])})"
