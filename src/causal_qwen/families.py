@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "causal_"
-CARD = "README.md"  # of a saved model; users write it
 # A field of config.json once W_loc is trained, for its readers: the base model's own class leaves
 # W_loc out, and only warns of tensors that it does not know.
 MARK = "w_loc"

@@ -26,7 +26,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.families import CARD, MARK, TRAINED
+from causal_qwen.families import MARK, TRAINED
 from causal_qwen.generation.documented_calls import DocumentedCalls
 from causal_qwen.generation.mixin import (
     CausalGenerationMixin,
@@ -43,7 +43,6 @@ from causal_qwen.modeling.action import (
     row_norms,
     score_pair,
 )
-from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import (
     AUTO_MODULE,
@@ -524,8 +523,8 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:
-        """Also writes the file through which tools find the CausalQwen classes, a model card if
-        there is none, and, once W_loc is trained, a field of config.json that says so."""
+        """Also writes the file through which tools find the CausalQwen classes and, once W_loc is
+        trained, a field of config.json that says so."""
         push, options = kwargs.pop("push_to_hub", False), {}
         if push:
             options = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
@@ -539,8 +538,6 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
                 fields = json.loads((directory / "config.json").read_text("utf-8"))
                 marked = json.dumps({**fields, MARK: TRAINED}, indent=2) + "\n"
                 (directory / "config.json").write_text(marked, encoding="utf-8")
-            if not (card := directory / CARD).exists():
-                card.write_text(model_card(self.config, self.name_or_path), encoding="utf-8")
             if push:
                 self.push_to_hub(options.pop("repo_id", directory.name), **options)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Ways out: a plain checkpoint, a GGUF file, a card, and no silent loss of W_loc."""
+"""Ways out: a plain checkpoint, a GGUF file, and no silent loss of W_loc."""
 
 from __future__ import annotations
 
@@ -239,20 +239,6 @@ def test_the_command_says_what_is_lost(saved: Any, tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("th").input_ids
 
 
-@pytest.mark.parametrize("to", ["plain", "gguf"])
-def test_an_export_has_a_card_with_the_base_model_and_its_licence(
-    to: str, saved: Any, tmp_path: Path
-) -> None:
-    source = shutil.copytree(saved("qwen2"), tmp_path / "mine")
-    front = "---\nbase_model: ours/base\nlicense: apache-2.0\n---\nwords\nlicense: mit\n"
-    (source / "README.md").write_text(front, encoding="utf-8")
-    export(source, tmp_path / "out", to=to)
-    card = (tmp_path / "out" / "README.md").read_text("utf-8")
-    assert "base_model: ours/base\nlicense: apache-2.0\n" in card
-    assert "loc_S of `mine`" in card
-    assert "Lost: scales of U" in card
-
-
 @pytest.mark.ecosystem("save_pretrained(push_to_hub=True), upload replaced", "works")
 def test_pushing_saves_all_our_files(saved: Any, monkeypatch: Any, tmp_path: Path) -> None:
     pushed: dict[str, Any] = {}
@@ -300,8 +286,8 @@ def test_all_our_files_are_uploaded(saved: Any, hub: Any, tmp_path: Path) -> Non
         model.save_pretrained(tmp_path / "mine")
         model.push_to_hub("mine", commit_message="first", private=True)
     own = {path.name for path in (tmp_path / "mine").iterdir()}
-    assert {*hub.files} == own
-    for name in own - {"README.md"}:  # Hugging Face writes a card of its own
+    assert {*hub.files} == {*own, "README.md"}  # Hugging Face writes a card of its own
+    for name in own:
         assert hub.files[name] == (tmp_path / "mine" / name).read_bytes(), name
     assert hub.repositories == [("mine", True)]
     assert (hub.options["repo_id"], hub.options["commit_message"]) == ("someone/mine", "first")
@@ -325,17 +311,6 @@ def test_a_converted_checkpoint_is_still_plain(saved: Any) -> None:
         model = CausalQwenForCausalLM.from_pretrained(saved())
     assert model.is_plain()
     assert torch.equal(plain(ids()).logits, model(ids()).logits)
-
-
-@pytest.mark.ecosystem("a model card in every saved directory", "works")
-def test_a_saved_directory_has_a_card_and_keeps_its_own(saved: Any, tmp_path: Path) -> None:
-    card = (saved("qwen3") / "README.md").read_text("utf-8")
-    assert card.startswith("---\nlibrary_name: transformers\n")
-    assert "CausalQwen3ForCausalLM" in card
-    (tmp_path / "README.md").write_text("mine", encoding="utf-8")
-    with quiet():
-        CausalQwenForCausalLM.from_pretrained(saved()).save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_text("utf-8") == "mine"
 
 
 @pytest.mark.ecosystem(

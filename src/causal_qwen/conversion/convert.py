@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from transformers import PreTrainedConfig
 from causal_qwen.backbones import classes_of
 from causal_qwen.conversion.calibration import Calibration, calibrate
 from causal_qwen.conversion.checkpoint_io import (
-    EMBEDDED_HUB,
     as_convertible,
     assemble,
     check_complete,
@@ -35,11 +34,10 @@ from causal_qwen.conversion.checkpoint_io import (
     quiet,
     read_fields,
 )
-from causal_qwen.families import CARD, Family, family_of, text_fields
+from causal_qwen.families import Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
 from causal_qwen.modeling.action import head_weight
-from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.numpy_engine.calibration import FIELDS, TEXTS
@@ -161,12 +159,6 @@ def convert(
             model.save_pretrained(directory)
         if tokenizer is not None:
             CausalQwenProcessor(tokenizer).save_pretrained(directory)
-        name = EMBEDDED_HUB if str(base) == EMBEDDED else str(base)
-        figures = asdict(report)
-        figures |= figures.pop("calibration") or {}
-        del figures["base"]  # which may be a path
-        card = model_card(model.config, name, figures)
-        (directory / CARD).write_text(card, encoding="utf-8")
     return report
 
 

@@ -23,9 +23,7 @@ from causal_qwen.conversion.checkpoint_io import assemble, encode_texts, quiet
 from causal_qwen.conversion.convert import compare_logits
 from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.settings import DEFAULTS
-from causal_qwen.families import CARD
 from causal_qwen.generation.mixin import adopt_generation_config
-from causal_qwen.modeling.card import exported_card
 from causal_qwen.modeling.configuration import NOT_INHERITED, CausalConfig
 from causal_qwen.numpy_engine.calibration import TEXTS
 from causal_qwen.numpy_engine.heads import expected_tensors as causal_tensors
@@ -96,10 +94,6 @@ def export(
             from causal_qwen.conversion.gguf_file import write_gguf
 
             write_gguf(plain, processor.tokenizer, directory, dtype or "f16")
-        card = exported_card(
-            str(model), architecture=kind, difference=difference, same=same, lost="; ".join(LOST)
-        )
-        (directory / CARD).write_text(card, encoding="utf-8")
         written = tuple(sorted(path.name for path in directory.iterdir()))
     return ExportReport(to, kind, written, is_folded(causal), difference, same, positions, LOST)
 

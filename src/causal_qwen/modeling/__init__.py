@@ -6,7 +6,6 @@
     configuration    fields added to the base model's configuration
     cauchy           the distribution: tails, quantiles, likelihood, CRPS
     value_space      values <-> the scale on which numbers are predicted; values -> embeddings
-    card             README.md of a saved directory
     processor        text -> ids + values, and back
     abduction        z -> U
     action           U -> S and Y

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from causal_qwen.families import CARD
 from causal_qwen.numpy_engine.checkpoint import QUANTIZER, ROW_INT8, check_tensors, expected_tensors
 from causal_qwen.numpy_engine.fast import Matrix, run, shares, tiles
 from causal_qwen.numpy_engine.qwen2 import check_architecture
@@ -40,7 +39,7 @@ from causal_qwen.outputs import OURS, check_not_inside, new_directory
 
 EMBEDDING, HEAD, NOISE = "model.embed_tokens.weight", "lm_head.weight", "action.decision_noise"
 CONFIG = "config.json"
-OWN = (CONFIG, CARD, "manifest.json")  # files that describe the model before
+OWN = (CONFIG, "README.md", "manifest.json")  # files that describe the model before
 LARGEST = 127  # of an int8 weight; -128 is not used
 Fields = dict[str, Any]
 
