@@ -42,7 +42,6 @@ from causal_qwen.training.authors import Authors
 from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.training.evaluation import (
     measure,
-    pooled,
     side_by_side,
     table_of,
     write_report,
@@ -715,27 +714,9 @@ def test_several_files_and_models_side_by_side(trained: Path, directory: Path, d
     assert record["base"]["difference"]["nll"] == pytest.approx(difference)
     low, high = record["base"]["difference_intervals"]["nll"]
     assert low <= difference <= high < 0  # training helped
-    total = pooled({"a": found["base"][str(data)], "b": found["base"][str(data)]})
-    once = {name: record["base"][name] for name in total.compute()}
-    assert total.compute() == pytest.approx(once, rel=1e-3)
-    assert total.rows == 2 * len(ROWS)
     columns, rows = table_of(record)
     assert columns == ["", "this model", "base", "difference"]
     assert any(row[0] == "nll" and row[1].startswith(f"{record['nll']:.5g} (") for row in rows)
-
-
-def test_all_files_have_the_intervals_of_one_file_with_all_rows(
-    directory: Path, data: Path, tmp_path: Path
-) -> None:
-    """With the same weights for the first rows of every file, rows would be resampled in pairs."""
-    parts = {"first.jsonl": ROWS[: len(ROWS) // 3], "second.jsonl": ROWS[len(ROWS) // 3 :]}
-    for name, rows in parts.items():
-        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    whole = measure(str(directory), [str(data)])[str(data)].intervals()
-    found = pooled(measure(str(directory), [str(tmp_path / name) for name in parts])).intervals()
-    assert found.keys() == whole.keys()
-    for name, span in whole.items():
-        assert found[name] == pytest.approx(span, rel=1e-3, abs=1e-3), name
 
 
 def test_plain_trainer_trains_the_objective_of_a_converted_model(make_pair: Make) -> None:

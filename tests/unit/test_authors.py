@@ -19,7 +19,7 @@ from causal_qwen.training.authors import (
     names_of,
     seed_of,
 )
-from causal_qwen.training.data import NOBODY, Collator, Example, pack
+from causal_qwen.training.data import NOBODY, Collator, Example
 
 Make = Callable[..., Any]
 
@@ -101,15 +101,15 @@ def test_likelihoods_are_those_of_the_moved_scores(model: Any) -> None:
             assert found[row, column].item() == pytest.approx(loss.item(), rel=1e-4)
 
 
-def test_every_eighth_text_to_learn_has_no_author_and_packing_keeps_them() -> None:
+def test_every_eighth_text_to_learn_has_no_author() -> None:
     examples = [example([1, 2, 3]) for _ in range(16)]
     mark(examples, ["Ada", "Cy"] * 8, NAMES, learn=True)
     first = [one.authors[0] for one in examples]
     assert first == [0, 2] * 7 + [NOBODY, NOBODY]
     mark(examples, ["Ada", None] * 8, NAMES, learn=False)
     assert [one.authors for one in examples] == [[0] * 3, [NOBODY] * 3] * 8
-    batch = Collator(0)(pack(examples[:3], 7))
-    assert batch["authors"].tolist() == [[0, 0, 0, NOBODY, NOBODY, NOBODY], [0] * 3 + [NOBODY] * 3]
+    batch = Collator(0)(examples[:2])
+    assert batch["authors"].tolist() == [[0] * 3, [NOBODY] * 3]
 
 
 def test_file_names_are_plain_and_distinct() -> None:

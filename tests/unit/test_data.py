@@ -1,4 +1,4 @@
-"""Data: rows read from files, labels, packing; ids and values stay aligned."""
+"""Data: rows read from files, labels, batches; ids and values stay aligned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from causal_qwen.training.data import (
     Example,
     encode_row,
     encode_rows,
-    pack,
     read_rows,
 )
 
@@ -246,9 +245,9 @@ def test_text_is_learned_including_end_of_text() -> None:
     one = encoded({"text": "ab 2.5kg"})
     assert shown(one.ids) == "ab #kg]"
     assert one.labels == one.ids
-    assert one.values == [0, 0, 2.5, 0, 0, 0] == one.targets
+    assert one.values == [0, 0, 2.5, 0, 0, 0]
     assert one.fields == [-1] * 6
-    assert (one.positions, one.is_cut) == (None, False)
+    assert not one.is_cut
 
 
 def test_processor_decides_how_numbers_are_encoded() -> None:
@@ -382,7 +381,7 @@ def test_every_number_has_one_number_token(row: dict[str, Any]) -> None:
 def test_all_columns_are_cut_together(row: dict[str, Any], length: int) -> None:
     whole, cut = encoded(row), encoded(row, max_length=length)
     kept = slice(-length, None) if "target" in row else slice(length)
-    for name in ("ids", "values", "labels", "fields", "targets"):
+    for name in ("ids", "values", "labels", "fields"):
         assert getattr(cut, name) == getattr(whole, name)[kept]
     assert cut.is_cut == (len(whole.ids) > length)
 
@@ -462,36 +461,7 @@ def test_data_with_all_labels_truncated_is_refused() -> None:
     assert encode_rows(rows, PROCESSOR, 5)[0].is_cut
 
 
-# ---------------------------------------------------------------- packing
-
-
-def numbered(sizes: list[int]) -> list[Example]:
-    """Examples of these sizes with distinct tokens."""
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    ids = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
-    return [Example(one, [float(i) for i in one], list(one), [i % 3 for i in one]) for one in ids]
-
-
-@given(st.lists(st.integers(1, 9), min_size=1), st.integers(9, 20))
-def test_packed_rows_keep_examples_whole(sizes: list[int], length: int) -> None:
-    examples = numbered(sizes)
-    found = []
-    for row in pack(examples, length):
-        assert len(row.ids) <= length
-        assert row.values == row.ids
-        assert row.positions is not None
-        starts = [place for place, position in enumerate(row.positions) if position == 0]
-        for start, stop in zip(starts, [*starts[1:], len(row.ids)], strict=True):
-            assert row.positions[start:stop] == list(range(stop - start))
-            assert row.labels[start:stop] == [IGNORE, *row.ids[start + 1 : stop]]
-            found.append((row.ids[start:stop], row.fields[start:stop]))
-    assert sorted(found) == [(one.ids, one.fields) for one in examples]
-
-
-def test_packing_uses_best_fit() -> None:
-    rows = pack(numbered([6, 7, 3, 4, 9]), 10)
-    assert [row.positions and len(row.positions) for row in rows] == [10, 10, 9]
-    assert rows[0].ids == [0, 1, 2, 3, 4, 5, 16, 17, 18, 19]
+# ---------------------------------------------------------------- batches
 
 
 def test_batch_is_padded_on_the_right() -> None:
@@ -514,24 +484,12 @@ def test_padding_token_is_learned_as_end_of_text() -> None:
     assert batch["labels"][0, 1:].tolist() == [1, IGNORE]
 
 
-def test_targets_and_fields_are_in_the_batch_only_if_present() -> None:
+def test_fields_are_in_the_batch_only_if_present() -> None:
     plain = Example([3, 4], [0.0, 0.0], [3, 4], [-1, -1])
-    other = Example([NUM], [7.0], [NUM], [2], targets=[8.5])
-    assert {"numeric_targets", "numeric_fields"}.isdisjoint(Collator(0)([plain]))
+    other = Example([NUM], [7.0], [NUM], [2])
+    assert "numeric_fields" not in Collator(0)([plain])
     batch = Collator(0)([plain, other])
-    assert batch["numeric_targets"].tolist() == [[0, 0], [8.5, 0]]
-    assert batch["numeric_targets"].dtype == torch.float64
     assert batch["numeric_fields"].tolist() == [[-1, -1], [2, -1]]
-    (packed,) = pack([plain, other], 3)
-    assert packed.targets == [0, 0, 8.5]
-
-
-def test_packed_batch_has_positions_instead_of_a_mask() -> None:
-    batch = Collator(0)([*pack(numbered([2, 1]), 3), *numbered([2])])
-    assert batch["position_ids"].tolist() == [[0, 1, 0], [0, 1, 0]]
-    assert "attention_mask" not in batch
-    assert batch["use_cache"] is False
-    assert batch["labels"].tolist() == [[IGNORE, 1, IGNORE], [0, 1, IGNORE]]
 
 
 def test_missing_padding_token_is_refused() -> None:
@@ -560,35 +518,6 @@ def model(make_model: Make) -> Any:
 @pytest.fixture(scope="module")
 def examples() -> list[Example]:
     return encode_rows(TRAINING_ROWS, PROCESSOR, 64, target_fields=FIELDS)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packed_row_has_the_losses_of_its_separate_texts(
-    model: Any, examples: list[Example], attention: str
-) -> None:
-    model.set_attn_implementation(attention)
-    assert model.config.use_cache  # a cache would hide the borders from transformers
-    collate = Collator(2)
-    rows = pack(examples, 48)
-    assert sorted(len(row.ids) for row in rows) == [22, 43]
-    with torch.no_grad():
-        separate, packed = model(**collate(list(examples))), model(**collate(rows))
-    torch.testing.assert_close(packed.loss, separate.loss, rtol=1e-5, atol=0)
-    alone = [ids for one in examples for ids in one.ids]
-    together = [ids for row in rows for ids in row.ids]
-    assert sorted(alone) == sorted(together)
-    for name in ("logits", "scale_S", "loc_Y", "scale_Y"):  # what the losses are made of
-        ours = [getattr(packed, name)[i, : len(row.ids)] for i, row in enumerate(rows)]
-        theirs = {
-            tuple(one.ids): getattr(separate, name)[i, : len(one.ids)]
-            for i, one in enumerate(examples)
-        }
-        for row, output in zip(rows, ours, strict=True):
-            assert row.positions is not None
-            starts = [place for place, position in enumerate(row.positions) if position == 0]
-            for start, stop in zip(starts, [*starts[1:], len(row.ids)], strict=True):
-                wanted = theirs[tuple(row.ids[start:stop])]
-                torch.testing.assert_close(output[start:stop], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_padding_does_not_change_the_loss(model: Any, examples: list[Example]) -> None:

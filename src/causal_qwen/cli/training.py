@@ -15,7 +15,7 @@ from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
 REPORTING = ("targets", "device", "separator", "encoding", "decimal")  # settings of a regressor's
 
-OF_RUN = ("max_length", "pack", "patience", "compat_weight", "dtype")  # settings of `Run`
+OF_RUN = ("max_length", "patience", "compat_weight", "dtype")  # settings of `Run`
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
     settings: Annotated[
         list[str] | None,
         opt.set_option(
-            "max_length, pack, patience, compat_weight, dtype, individual_learning_rate, or a "
+            "max_length, patience, compat_weight, dtype, individual_learning_rate, or a "
             "field of Hugging Face's TrainingArguments, e.g. save_steps=50"
         ),
     ] = None,
@@ -141,7 +141,7 @@ def evaluate(
     """
     _check_files(*data)
     paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
-    from causal_qwen.training.evaluation import measure, pooled, side_by_side, table_of
+    from causal_qwen.training.evaluation import measure, side_by_side, table_of
 
     named = opt.parse_settings(settings, ("numbers", "max_length", "batch_size", "dtype"))
     options: dict[str, Any] = {"template": template, "device": device, **named}
@@ -151,11 +151,8 @@ def evaluate(
         with progress_bar("evaluating") as count:
             found[name] = measure(path, data, progress=count, **options)
     files = {file: side_by_side({who: of[file] for who, of in found.items()}) for file in data}
-    if len(files) > 1:
-        files["all files"] = side_by_side({who: pooled(of) for who, of in found.items()})
-    *parts, total = files.values()
     if as_json:
-        print_json({**total, "files": dict(zip(files, parts, strict=False))} if parts else total)
+        print_json(files if len(files) > 1 else files[data[0]])
         return
     for file, record in files.items():
         print_table(f"{paths['this model']} on {file}", *table_of(record))

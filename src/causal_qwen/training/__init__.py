@@ -3,7 +3,7 @@
 In:   JSONL, CSV, text or a dataset's name, and a converted model.
 Out:  a model directory, metrics.json and the log of the run.
 
-    data        files -> rows -> padded or packed batches
+    data        files -> rows -> padded batches
     authors     every author's texts -> one learned individual
     metrics     what is measured on held-out text, with intervals
     evaluation  models and checkpoints, side by side; the page of a run's curves

@@ -1,4 +1,4 @@
-"""Data: files -> rows -> padded or packed batches of ids, values, labels.
+"""Data: files -> rows -> padded batches of ids, values, labels.
 
     rows = read_rows("diamonds.csv", "A {carat} carat diamond costs |||{price}")
     examples = encode_rows(rows, processor, max_length=512)
@@ -6,7 +6,7 @@
 
 A row has `text`, or `prompt` and `completion` (texts, or lists of messages, as in TRL), or
 `messages`. Tokens to learn have a label, all others -100; labels are not shifted, the model does
-that. Ids and values are cut, packed and padded together.
+that. Ids and values are cut and padded together.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import logging
 import math
 import os
 import re
-from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -160,19 +158,14 @@ def _is_chat(messages: Any) -> bool:
 
 @dataclass(slots=True)
 class Example:
-    """One row, or several packed into one: a list per column, all of the same length."""
+    """One row: a list per column, all of the same length."""
 
     ids: list[int]
     values: list[float]  # 0 beside tokens other than <NUM>
     labels: list[int]  # aligned with ids; -100 where nothing is learned
     fields: list[int]  # of the labels that are <NUM>: see `causal_qwen.modeling.value_space`
-    targets: list[float] = field(default_factory=list)  # values of the labels; `values` by default
-    positions: list[int] | None = None  # in a packed row, restarting with every text
     authors: list[int] = field(default_factory=list)  # empty, or an index (NOBODY) per token
     is_cut: bool = False
-
-    def __post_init__(self) -> None:
-        self.targets = self.targets or self.values
 
 
 def encode_rows(
@@ -323,44 +316,9 @@ def _cut(example: Example, length: int, *, is_end_kept: bool) -> Example:
 # ---------------------------------------------------------------- examples -> batches
 
 
-def pack(examples: Iterable[Example], length: int) -> list[Example]:
-    """Several examples per row of at most `length`, by best fit.
-
-    Labels and attention do not cross borders: positions restart with every example.
-    """
-    rows: list[list[Example]] = []
-    free: list[tuple[int, int]] = []  # (free tokens, row), ascending
-    for example in examples:
-        size = len(example.ids)
-        place = bisect_left(free, (size, 0))
-        if place == len(free):
-            rows.append([])
-            free.append((length, len(rows) - 1))
-        room, row = free.pop(place)
-        rows[row].append(example)
-        if room > size:
-            insort(free, (room - size, row))
-    return [_joined(row) for row in rows]
-
-
-def _joined(row: Sequence[Example]) -> Example:
-    columns = {
-        name: list(chain(*(getattr(example, name) for example in row)))
-        for name in ("ids", "values", "fields", "targets", "authors")
-    }
-    labels = list(chain(*((IGNORE, *example.labels[1:]) for example in row)))
-    positions = list(chain(*(range(len(example.ids)) for example in row)))
-    return Example(**columns, labels=labels, positions=positions)
-
-
 @dataclass
 class Collator:
-    """Examples -> the tensors of one batch, padded on the right.
-
-    A packed batch has no attention mask: transformers derives from `position_ids` which tokens
-    attend to each other, but only without a mask and without a cache, hence `use_cache`. Flash
-    attention supports this only in batches of one row.
-    """
+    """Examples -> the tensors of one batch, padded on the right."""
 
     pad_token_id: int | None
 
@@ -383,16 +341,8 @@ class Collator:
             "labels": tensor((e.labels for e in examples), IGNORE),
             "numeric_values": tensor((e.values for e in examples), 0.0, torch.float64),
         }
-        if any(e.targets != e.values for e in examples):
-            batch["numeric_targets"] = tensor((e.targets for e in examples), 0.0, torch.float64)
         if any(place != NO_FIELD for e in examples for place in e.fields):
             batch["numeric_fields"] = tensor((e.fields for e in examples), NO_FIELD)
         if any(e.authors for e in examples):
             batch["authors"] = tensor((e.authors for e in examples), NOBODY)
-        if any(e.positions is not None for e in examples):
-            del batch["attention_mask"]
-            own = ((e, e.positions or range(len(e.ids))) for e in examples)
-            rows = [[*positions, *range(width - len(e.ids))] for e, positions in own]
-            batch["position_ids"] = torch.tensor(rows)
-            batch["use_cache"] = False
         return batch

@@ -65,10 +65,9 @@ def measure(
     processor.encode_numbers = numbers or processor.encode_numbers
     collate, fields = Collator(processor.tokenizer.pad_token_id), model.config.value_fields or ()
     done, total, found = 0, sum(map(len, rows.values())), {}
-    generator = torch.Generator().manual_seed(0)  # the same for every model: replicates are pairs
     for file, some in rows.items():
         examples = encode_rows(some, processor, max_length, target_fields=fields)
-        found[file] = MetricAccumulator(model, replicates, generator)
+        found[file] = MetricAccumulator(model, replicates)
         for start in range(0, len(examples), batch_size):
             part = examples[start : start + batch_size]
             batch = {name: one.to(model.device) for name, one in collate(part).items()}
@@ -122,15 +121,6 @@ def side_by_side(models: Mapping[str, MetricAccumulator]) -> dict[str, Any]:
 def _described(found: MetricAccumulator) -> dict[str, Any]:
     counts = {"rows": found.rows, "tokens": int(found.sums[0])}
     return {**found.compute(), "intervals": found.intervals(), **counts}
-
-
-def pooled(files: Mapping[str, MetricAccumulator]) -> MetricAccumulator:
-    """All rows of several files as one."""
-    first = next(iter(files.values()))
-    total = MetricAccumulator(first.model, len(first.resampled))
-    for one in files.values():
-        total.merge(one)
-    return total
 
 
 def table_of(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -70,19 +70,12 @@ class Sample:
 class MetricAccumulator:
     """Accumulates batches; `compute` returns the metrics over all of them, `intervals` theirs."""
 
-    def __init__(
-        self,
-        model: CausalModel,
-        replicates: int = 0,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        """`generator` draws the replicates; accumulators that are merged share one, so that rows
-        of different files count independently."""
+    def __init__(self, model: CausalModel, replicates: int = 0) -> None:
         self.model = model
         self.rows = 0
         self.sums = torch.zeros(len(COLUMNS), dtype=torch.float64)
         self.resampled = torch.zeros(replicates, len(COLUMNS), dtype=torch.float64)
-        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self.generator = torch.Generator().manual_seed(0)  # the same for every model: pairs
         names = ("U_loc", "U_scale", "sum_p", "error")
         self.samples = {name: Sample() for name in names}
 
@@ -175,11 +168,9 @@ class MetricAccumulator:
         return {k: v for k, v in vars(self).items() if k not in ("model", "generator")}
 
     def merge(self, other: MetricAccumulator) -> None:
-        """Add the rows of another accumulator."""
+        """Add the rows of another process; its replicates have none."""
         self.rows += other.rows
         self.sums += other.sums
-        if len(self.resampled):
-            self.resampled += other.resampled
         for name, sample in other.samples.items():
             self.samples[name].join(sample.kept, sample.keys)
 

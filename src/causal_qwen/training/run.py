@@ -32,7 +32,6 @@ from causal_qwen.training.data import (
     Row,
     encode_row,
     encode_rows,
-    pack,
     read_rows,
 )
 from causal_qwen.training.trainer import (
@@ -62,7 +61,6 @@ class Run:
     template: str | None = None
     numbers: str | None = None  # "text" or "value"; the processor's by default
     max_length: int = 512
-    pack: bool = False  # several short rows in one
     compat_weight: float = COMPAT_WEIGHT
     lora: int = 0  # rank; 0 trains the weights themselves
     individual_column: str | None = None  # rows with the same value share a learned individual
@@ -81,7 +79,7 @@ class Prepared:
     held_out_rows: list[Row]
     processor: CausalQwenProcessor
     model: Any
-    learn: list[Example]  # packed if the run packs
+    learn: list[Example]
     held_out: list[Example]
     names: list[str]  # of the individuals, if the run has a column of them
 
@@ -137,7 +135,6 @@ def prepare(run: Run) -> Prepared:
         names = sorted({name for name in authors if name is not None})
         mark(learn, authors, names, learn=True)
         mark(held_out, names_of(held_out_rows, run.individual_column), names, learn=False)
-    learn = pack(learn, run.max_length) if run.pack else learn
     return Prepared(rows, held_out_rows, processor, model, learn, held_out, names)
 
 
