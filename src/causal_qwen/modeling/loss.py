@@ -204,11 +204,6 @@ def _encode_targets(
                 "numeric_values or numeric_targets, or set these labels to -100."
             )
         return None
-    if targets.shape != labels.shape:
-        raise ValueError(
-            f"numeric_targets of shape {tuple(targets.shape)} must have the shape of labels, "
-            f"{tuple(labels.shape)}."
-        )
     targets = targets.to(labels.device)
     if can_check:
         _check_alignment(targets != 0, is_number, labels != IGNORE)

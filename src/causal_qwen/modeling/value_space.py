@@ -100,11 +100,6 @@ def position_space(config: Any, fields: Tensor | None, like: Tensor) -> ValueSpa
     default = field_space(config)
     if fields is None:
         return default
-    if fields.shape not in (like.shape, like.shape[:1]):
-        raise ValueError(
-            f"numeric_fields of shape {tuple(fields.shape)} must be one per row or token: "
-            f"{tuple(like.shape[:1])} or {tuple(like.shape)}."
-        )
     pairs = [pair for _, pair in sorted((config.value_fields or {}).items())]
     # The default is last, at index -1. float64: a center may be far larger than its spread.
     table = torch.tensor([*pairs, default[1:]], dtype=torch.float64, device=like.device)

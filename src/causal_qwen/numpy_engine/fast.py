@@ -367,10 +367,8 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
             flat[part] /= decay
             flat[part] *= other[part]
 
-    if flat.size <= 2**17:  # too little to divide
-        work(slice(0, flat.size))
-    else:
-        run([partial(work, share) for share in shares(flat.size)])
+    parts = 1 if flat.size <= 2**17 else THREADS  # else too little to divide
+    run([partial(work, share) for share in shares(flat.size, parts)])
     return flat.reshape(gate.shape)
 
 

@@ -21,7 +21,7 @@ from causal_qwen.decoding.decision import one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import Position, Rules, choose_tokens
-from causal_qwen.numpy_engine.heads import Cauchy, CausalHeads, Float64, ValueSpace, warn_if_clamped
+from causal_qwen.numpy_engine.heads import Cauchy, CausalHeads, Float64, ValueSpace
 from causal_qwen.numpy_engine.qwen2 import KeyValueCache, Qwen2
 from causal_qwen.numpy_engine.sampling import (
     NEVER,
@@ -116,7 +116,6 @@ class Chooser:
             token = self._by_rule(heads, scores, u, moved, loc_scores)
         is_number = token == self.num_token_id
         value = self.space.decode(y)
-        warn_if_clamped(np.asarray(value if is_number else 0.0))
         return DecodeStep(token, float(value) * is_number, loc_scores, u, float(value))
 
     def _by_rule(

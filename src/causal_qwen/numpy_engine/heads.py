@@ -12,7 +12,6 @@ argmax_k (loc_k - C_k - h) / scale_k in float64, where scales equal to 1e-5 rela
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,15 +89,6 @@ def symlog(value: Float64) -> Float64:
 def symexp(value: Float64) -> Float64:
     """The inverse of `symlog`"""
     return np.sign(value) * np.expm1(np.abs(value))
-
-
-def warn_if_clamped(value: Float64) -> None:
-    if (np.abs(value) >= LARGEST).any():
-        warnings.warn(
-            f"a value beyond {LARGEST:.2g} was predicted and is clamped to it",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -73,7 +73,9 @@ class Qwen2Config:
     def from_dict(cls, fields: Mapping[str, Any]) -> Qwen2Config:
         """From config.json; defaults are those of Hugging Face."""
         check_architecture(fields)
-        sizes = {name: _size(fields, name) for name in _SIZES}
+        if lacking := [name for name in _SIZES if not fields.get(name)]:
+            raise ValueError(f"config.json has no {lacking[0]}; use that of the model.")
+        sizes = {name: int(fields[name]) for name in _SIZES}
         heads = sizes["num_attention_heads"]
         longest = int(fields.get("max_position_embeddings") or 32_768)
         is_qwen3 = fields.get("model_type") in QWEN3
@@ -114,13 +116,6 @@ _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size"),
     *("num_hidden_layers", "num_attention_heads"),
 )
-
-
-def _size(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"config.json has {name}={value!r}; it must be a positive integer.")
-    return value
 
 
 def _rope_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

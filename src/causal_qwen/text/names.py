@@ -194,31 +194,18 @@ _AFTER_THOUSANDS = r"(?: ?(?:€|[₫₺]|EUR\b|kr\b)| (?:[Ee]uros?|pesos|reais|
 
 # ---------------------------------------------------------------- all names of a text
 
-# The patterns of a row are tried only on texts that match its first expression.
-_CONTEXTS = tuple(
-    (re.compile(needle), re.compile("|".join(patterns)))
-    for needle, *patterns in (
-        (
-            r"://|www\.|=",
-            rf"(?:://|www\.|[?&][A-Za-z_][\w.-]{{0,40}}=)[^\s\"<>{CJK}]*",
-        ),
-        (
-            r"\(",
-            r"\+[0-9]{1,3}[ .-]?\([0-9]{1,5}\)(?:[ .-]?[0-9]{1,15})*",
-            r"(?:1[ .-]?)?\([0-9]{2,5}\)[ .-]?[0-9]{3,4}[ .-]?[0-9]{3,5}(?![0-9])",
-        ),
-        (r"[A-Za-z]{2}", *_DATES),
-        (
-            r"[0-9]\.[0-9]{3}(?![0-9])",
-            rf"(?:{_BEFORE_THOUSANDS}){_THOUSANDS}",
-            rf"(?<![0-9.,])(?:{_THOUSANDS}{DASH})?{_THOUSANDS}{_AFTER_THOUSANDS}",
-        ),
-        (
-            "[/⁄¼-¾⅐-⅞]",
-            r"(?<![0-9])[0-9]{1,15} (?:[¼-¾⅐-⅞]|[0-9]{1,15}[/⁄][0-9])",
-            r"\b[SP]/N:? ?[0-9]",
-        ),
-    )
+_CONTEXTS = (
+    re.compile(rf"(?:://|www\.|[?&][A-Za-z_][\w.-]{{0,40}}=)[^\s\"<>{CJK}]*"),
+    re.compile(
+        r"\+[0-9]{1,3}[ .-]?\([0-9]{1,5}\)(?:[ .-]?[0-9]{1,15})*"
+        r"|(?:1[ .-]?)?\([0-9]{2,5}\)[ .-]?[0-9]{3,4}[ .-]?[0-9]{3,5}(?![0-9])"
+    ),
+    re.compile("|".join(_DATES)),
+    re.compile(
+        rf"(?:{_BEFORE_THOUSANDS}){_THOUSANDS}"
+        rf"|(?<![0-9.,])(?:{_THOUSANDS}{DASH})?{_THOUSANDS}{_AFTER_THOUSANDS}"
+    ),
+    re.compile(r"(?<![0-9])[0-9]{1,15} (?:[¼-¾⅐-⅞]|[0-9]{1,15}[/⁄][0-9])|\b[SP]/N:? ?[0-9]"),
 )
 _LETTER = re.compile(r"[^\W\d_]|[№§¶]")
 _SPACED = re.compile(rf"(?<![0-9])[0-9]+(?:[ {SPACES}][0-9]+)+")
@@ -238,9 +225,8 @@ def hide_names(text: str) -> str:
     spans += _spaced_groups(shadow)
     if _LETTER.search(shadow):
         spans += _labelled(shadow)
-    for needle, pattern in _CONTEXTS:
-        if needle.search(shadow):
-            spans += [match.span() for match in pattern.finditer(shadow)]
+    for pattern in _CONTEXTS:
+        spans += [match.span() for match in pattern.finditer(shadow)]
     parts = []
     done = 0
     for start, end in sorted(spans):
