@@ -39,7 +39,6 @@ from causal_qwen.modeling.action import (
     ActionNetwork,
     ValueHead,
     apply_head,
-    dense,
     row_norms,
     score_pair,
 )
@@ -552,9 +551,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         found = [own[name] for name in names if name in own]
         if any(tensor.is_meta for tensor in found) or len(found) < 2:
             return False
-        weight, *biases = (
-            dense(t.full_tensor() if hasattr(t, "full_tensor") else t) for t in found
-        )
+        weight, *biases = (t.full_tensor() if hasattr(t, "full_tensor") else t for t in found)
         is_identity = torch.equal(weight, torch.eye(*weight.shape).to(weight))
         return is_identity and not any(bool(bias.any()) for bias in biases)
 

@@ -15,7 +15,6 @@ from transformers import AutoModelForSequenceClassification
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.families import BY_BASE
-from causal_qwen.modeling.action import dense, is_quantized
 
 MODES = ("standard", "sampling", "causal", "compatible")
 IDS = torch.randint(NUM, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -125,96 +124,6 @@ def test_a_temperature_without_draws_is_left_out_and_named(
         kept = CausalQwenForCausalLM.from_pretrained(tmp_path)
     assert kept.generation_config.temperature == 0.7
     assert not [one for one in caplog.records if "not saved" in one.getMessage()]
-
-
-class Quantised(torch.Tensor):
-    """A weight as torchao's: it multiplies, and every other operation is missing."""
-
-    __module__ = "torchao.stub"
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = [a.dequantize() if isinstance(a, cls) else a for a in args]
-        if func is torch.nn.functional.linear:
-            return func(*plain, **(kwargs or {}))
-        if func in (torch.Tensor.abs, torch.abs, torch.mm, torch.Tensor.T.__get__):
-            raise NotImplementedError(f"{func} of a quantised weight")
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def dequantize(self) -> torch.Tensor:
-        return self.as_subclass(torch.Tensor)
-
-
-@pytest.mark.ecosystem(
-    "a head without an absolute value, as torchao's int8 (a stand-in, or torchao)",
-    "works",
-)
-@torch.no_grad()
-def test_a_weight_without_absolute_values_chooses_and_scores() -> None:
-    model = make_causal()
-    expected = model(IDS)
-    spoken = [model.generate(IDS, max_new_tokens=3, causal_mode=mode) for mode in MODES[:1]]
-    weight = model.lm_head.weight.data.as_subclass(Quantised)
-    model.lm_head.weight = torch.nn.Parameter(weight, requires_grad=False)
-    assert type(model.lm_head.weight) is Quantised
-    found = model(IDS)
-    assert torch.equal(found.logits, expected.logits)
-    assert torch.equal(found.scale_S, expected.scale_S)
-    again = [model.generate(IDS, max_new_tokens=3, causal_mode=mode) for mode in MODES]
-    assert torch.equal(again[0], spoken[0])
-
-
-@pytest.mark.ecosystem("torchao's int8 weights, in place (where it is installed)", "works")
-@pytest.mark.filterwarnings("ignore")  # of torchao
-@pytest.mark.parametrize("is_loaded", [False, True])
-@torch.no_grad()
-def test_int8_weights_of_torchao_choose_and_score(is_loaded: bool, tmp_path: Path) -> None:
-    quantization = pytest.importorskip("torchao.quantization")
-    model, config = make_causal(), quantization.Int8WeightOnlyConfig()
-    if is_loaded:
-        with quiet():
-            model.save_pretrained(tmp_path)
-            model = CausalQwenForCausalLM.from_pretrained(
-                tmp_path, quantization_config=transformers.TorchAoConfig(config)
-            )
-    else:
-        quantization.quantize_(model, config)
-    assert "Int8" in type(model.model.layers[0].self_attn.q_proj.weight).__name__
-    output = model(IDS)
-    weight = dense(model.lm_head.weight)
-    assert not is_quantized(weight)
-    scale = model.action.widen(output.u_dist).scale @ weight.abs().T
-    assert output.scale_S == pytest.approx(scale.numpy(), rel=1e-3, abs=1e-6)
-    for mode in ("standard", "sampling", "causal", "compatible"):
-        assert model.generate(IDS, max_new_tokens=3, causal_mode=mode).shape == (2, 12)
-    read = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 1}
-    standard = model.generate(IDS, causal_mode="standard", **read)[:, -1]
-    assert torch.equal(standard, model.decision(output.s_dist).argmax(-1)[:, -1])
-
-
-@pytest.mark.ecosystem("torchao's int8 weights, saved and loaded (where it is installed)", "works")
-@pytest.mark.filterwarnings("ignore")  # of torchao
-@pytest.mark.parametrize("is_trained", [False, True])
-@torch.no_grad()
-def test_int8_weights_of_torchao_are_saved(is_trained: bool, tmp_path: Path) -> None:
-    quantization = pytest.importorskip("torchao.quantization")
-    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
-    plain = make_causal()
-    if is_trained:
-        plain.abduction.loc.weight[0, 1] = 0.5
-    with quiet():
-        plain.save_pretrained(tmp_path / "plain")
-        model = CausalQwenForCausalLM.from_pretrained(
-            tmp_path / "plain", quantization_config=config, device_map="cpu"
-        )
-        assert is_quantized(model.abduction.loc.weight)
-        model.save_pretrained(tmp_path / "saved")
-        again = CausalQwenForCausalLM.from_pretrained(tmp_path / "saved", device_map="cpu")
-    for name in ("logits", "scale_S", "loc_Y", "scale_Y"):
-        assert torch.equal(again(IDS)[name], model(IDS)[name]), name
-    for mode in ("standard", "compatible"):
-        one, other = (m.generate(IDS, max_new_tokens=3, causal_mode=mode) for m in (model, again))
-        assert torch.equal(one, other), mode
 
 
 @pytest.mark.ecosystem("bitsandbytes in 8 and 4 bits (where it is installed)", "works")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import _ecosystem
-import gguf
 import pytest
 import torch
 import transformers
@@ -359,68 +358,6 @@ def test_an_unknown_family_is_refused_with_the_known_ones_and_the_file(tmp_path:
     for load in (CausalQwenForCausalLM.from_pretrained, CausalQwenForCausalLM.from_qwen):
         with pytest.raises(ValueError, match=sentence):
             load(tmp_path)
-
-
-def write_gemma(path: Path, base: Any, **metadata: float) -> None:
-    """A GGUF file as llama.cpp's converter writes it: norms plus one; one matrix as Q5_0."""
-    config, kind = base.config, gguf.GGMLQuantizationType
-    writer = gguf.GGUFWriter(path, "gemma3")
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
-    writer.add_sliding_window(config.sliding_window)
-    for name, value in metadata.items():
-        writer.add_float32(name.replace("__", "."), value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA3, config.num_hidden_layers)
-    for name, tensor in base.state_dict().items():
-        if name != "lm_head.weight":
-            values = tensor.numpy() + ("norm" in name)
-            stored = kind.Q5_0 if "up_proj" in name else kind.F32
-            own = names.get_name(name, try_suffixes=(".weight",))
-            writer.add_tensor(own, gguf.quants.quantize(values, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-@pytest.mark.ecosystem("convert a GGUF file of Gemma 3, Q5_0 included", "works")
-@torch.no_grad()
-def test_a_gguf_file_of_gemma_is_converted(tmp_path: Path) -> None:
-    config = transformers.Gemma3TextConfig(**TINY, head_dim=8, sliding_window=8)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        base = transformers.Gemma3ForCausalLM(config).eval()
-    write_gemma(file := tmp_path / "gemma.gguf", base)
-    loaded = load_base(file, torch.float32)
-    assert load_base(file).dtype == torch.bfloat16  # a quantised file: half of float32
-    up = "model.layers.0.mlp.up_proj.weight"
-    error = (loaded.state_dict()[up] - base.state_dict()[up]).abs().max()
-    assert 0 < error < 0.1
-    for name, tensor in base.state_dict().items():
-        if "up_proj" not in name:
-            assert loaded.state_dict()[name] == pytest.approx(tensor.numpy(), abs=1e-6), name
-    report = convert(file, tmp_path / "own")
-    assert (report.max_logit_difference, report.standard_agreement) == (0, 1)
-    assert AutoConfig.from_pretrained(tmp_path / "own").model_type == "causal_gemma3_text"
-
-
-def test_a_gguf_file_of_gemma_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    base = make_base("gemma3_text")
-    write_gemma(tmp_path / "scaled.gguf", base, gemma3__rope__scaling__factor=8.0)
-    with pytest.raises(ValueError, match=r"scaled.gguf scales its rotation.*safetensors"):
-        load_base(tmp_path / "scaled.gguf")
-    write_gemma(file := tmp_path / "cut.gguf", base)
-    file.write_bytes(file.read_bytes()[:-2000])
-    with pytest.raises(ValueError, match=r"cut.gguf.*download it again"):
-        load_base(file)
 
 
 @pytest.mark.ecosystem("Qwen3 in the NumPy engine", "works")

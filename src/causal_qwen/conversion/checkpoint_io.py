@@ -32,7 +32,6 @@ from causal_qwen.families import (
     text_fields,
 )
 from causal_qwen.generation.mixin import adopt_generation_config
-from causal_qwen.modeling.action import dense
 from causal_qwen.numpy_engine.checkpoint import QUANTIZER
 from causal_qwen.numpy_engine.gguf import GgufFile
 from causal_qwen.numpy_engine.weights import listed, read_json
@@ -46,7 +45,6 @@ GGUF_FAMILIES = {  # architecture of a GGUF file -> model_type
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "llama": "llama",
-    "gemma3": "gemma3_text",
 }
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TEXT_PART = {  # names in a model that also sees -> in one of texts alone
@@ -103,7 +101,7 @@ def check_finite(model: torch.nn.Module, where: str) -> None:
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.is_meta or not tensor.is_floating_point():
         return True
-    local: Tensor = dense(tensor.to_local() if hasattr(tensor, "to_local") else tensor)
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     total = local.sum(dtype=torch.float32)  # fast; it can also overflow
     return bool(torch.isfinite(total)) or bool(torch.isfinite(local).all())
 
@@ -217,11 +215,6 @@ def gguf_family(path: Path) -> str:
             f"{', '.join(GGUF_FAMILIES)} can be converted, and directories with safetensors of "
             f"{', '.join(BY_BASE)}."
         )
-    if any(name.startswith("gemma3.rope.scaling") for name in metadata):
-        raise ValueError(
-            f"{path} scales its rotation, which is not read from GGUF files of Gemma 3; convert "
-            "the directory with safetensors instead."
-        )
     return GGUF_FAMILIES[architecture]
 
 
@@ -237,7 +230,7 @@ def load_tokenizer(base: str | os.PathLike[str]) -> Any:
                 Path(name).parent,
                 gguf_file=Path(name).name,
                 trust_remote_code=False,
-                # which transformers does not read; Gemma without its first token is gibberish
+                # which transformers does not read
                 add_bos_token=bool(metadata.get("tokenizer.ggml.add_bos_token")),
             )
     directory = local_directory(name)

@@ -65,9 +65,9 @@ class ActionHead(nn.Linear):
         """
         weight = self.weight if weight is None else weight
         if function is not None:
-            return function(self._divided(dense(weight)), self.bias)
+            return function(self._divided(weight), self.bias)
         if absolute:
-            return self._divided(float32_linear(input, dense(weight).abs().to(input.dtype)))
+            return self._divided(float32_linear(input, weight.abs().to(input.dtype)))
         if paired:
             return self._divided(self._product(input, weight))
         if self.divisor == 1.0:
@@ -81,24 +81,12 @@ class ActionHead(nn.Linear):
         """Of a few rows, which should cost the reading of W once. For two of them and V = 151,936,
         a CPU with AVX2 takes 16 ms as W X^T and 87 by `linear`, one with AVX-512 48 and 22."""
         is_float32 = input.device.type == "cpu" and input.dtype == torch.float32
-        if is_float32 and not HAS_AVX512 and not is_quantized(weight):
+        if is_float32 and not HAS_AVX512:
             return torch.mm(weight, input.T).T
         return F.linear(input, weight)
 
     def _divided(self, product: Tensor) -> Tensor:
         return product if self.divisor == 1.0 else product / self.divisor
-
-
-def is_quantized(weight: Tensor) -> bool:
-    """By torchao, whose weights can be multiplied, and have no |W|."""
-    if type(weight) in (Tensor, nn.Parameter):  # torch.compile cannot trace the names of classes
-        return False
-    return type(weight).__module__.startswith("torchao")
-
-
-def dense(weight: Tensor) -> Tensor:
-    """W itself, also of a quantised weight."""
-    return weight.dequantize() if is_quantized(weight) else weight
 
 
 def head_weight(head: nn.Module) -> Tensor:
@@ -150,7 +138,7 @@ class ValueHead(Float32Module, nn.Linear):
     ) -> Tensor:
         """w.x + c; `absolute`: |w|.x; `moved`: w.x, what a displacement x of U adds. `weight`
         replaces w."""
-        weight = dense(self.weight if weight is None else weight)
+        weight = self.weight if weight is None else weight
         weight = weight.abs() if absolute else weight
         return float32_linear(input, weight, None if absolute or moved else self.bias)
 
@@ -203,7 +191,7 @@ class ActionNetwork(Float32Module):
         bfloat16 the sums differ by some 1e-4, enough to decide the exact ties of its logits.
         Noise that training has moved further than that does not change.
         """
-        norms = row_norms(dense(weight))
+        norms = row_norms(weight)
         total = norms + whole(self, "decision_noise").abs()
         if total.max() - total.min() <= EQUALITY_TOLERANCE * total.max():
             keep_in_memory(self)
