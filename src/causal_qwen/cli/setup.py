@@ -16,18 +16,25 @@ from causal_qwen.outputs import check_output_directory, check_output_file
 from causal_qwen.terminal import print_json, print_table, status
 
 
-def doctor(as_json: opt.Json = False) -> None:
+def doctor(
+    speed: Annotated[
+        bool, Option("--speed", help="Measure tokens/s of the embedded model on every engine.")
+    ] = False,
+    as_json: opt.Json = False,
+) -> None:
     """Check the installation: packages, device, embedded model, and how to install what is missing.
 
     Example: causal-qwen doctor
     """
     from rich.console import Console
 
-    from causal_qwen.cli.doctor import examine, render
+    from causal_qwen.cli.doctor import examine, measure, render
 
     with status(not as_json) as progress:
         progress("examining the installation")
         record = examine()
+        if speed:
+            record["tokens_per_second"] = measure(progress)
     if as_json:
         print_json(record)
     else:
