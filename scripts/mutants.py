@@ -179,7 +179,7 @@ MUTANTS = (
         "unit/test_generation.py::test_fresh_noise_has_a_gain_of_its_own",
     ),
     Mutant(
-        "decoding/settings.py",
+        "individuals.py",
         "SEEDS = 2**53",
         "SEEDS = 2**64",
         "unit/test_serving_requests.py::test_what_is_left_to_chance_is_drawn_and_reported",

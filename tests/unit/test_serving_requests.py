@@ -160,7 +160,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"individual": 2**64}, r"individual.*: Input should be"),
     ({"individual": 8, "temperature": 0}, r"temperature 0 means standard"),
     ({"individual": 8, "causal_mode": "standard"}, r"no effect in mode 'standard'"),
-    ({"individual": "Bo"}, r"no individual 'Bo'"),
+    ({"individual": " "}, r"name is empty"),
     ({"individual": "Ada", "persistence": 0.5}, r"persistence=0.5 contradicts"),
     ({"causal_mode": "wild"}, r"causal_mode='wild' is unknown"),
     ({"top_p": 3}, r"top_p=3 must be a number in \[0, 1\]"),

@@ -57,13 +57,13 @@ def choose_tokens(
 def choose_for_many(scores: Array, shifts: Array, tokens: Array, law: Law) -> Array:
     """The choices of many individuals at one position, among some tokens: one product of their rows
     of W. loc_S (V,), what noise adds to loc_U (N, C), (K,) -> (N,)"""
-    xp, own = array_namespace(scores), scores[tokens]
-    rows = xp.astype(law.rows(tokens), xp.float32).T  # (C, K)
-    size = max(TOGETHER // len(tokens), 1)
-    parts = [
-        choose_individual(own + shifts[first : first + size] @ rows, law.threshold[tokens])
-        for first in range(0, len(shifts), size)
-    ]
+    xp, rows = array_namespace(scores), law.rows(tokens)  # None of a quantised W
+    wide = None if rows is None else xp.astype(rows, xp.float32).T  # (C, K)
+    size, parts = max(TOGETHER // len(tokens if wide is not None else scores), 1), []
+    for first in range(0, len(shifts), size):
+        some = shifts[first : first + size]
+        moved = law.score_shift(some)[:, tokens] if wide is None else some @ wide
+        parts.append(choose_individual(scores[tokens] + moved, law.threshold[tokens]))
     return tokens[xp.concat(parts)]
 
 
