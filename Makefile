@@ -28,7 +28,7 @@ HASHED := $(PIP) --require-hashes
 .DEFAULT_GOAL := help
 .PHONY: help demo app test test-all fuzz mutants chromium lint style format docs notebooks reproduce env clean bench-decode \
         bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals \
-        bench-serving bench-vllm bench-check vllm test-vllm
+        bench-serving bench-vllm bench-panels bench-check vllm test-vllm
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -144,6 +144,9 @@ bench-check: $(BENCH) $(APP)  ## ratios of speed beside those of their pages, so
 
 bench-serving: $(APP)  ## the server: eight clients at once beside one, and beside generate
 	$(BIN)/python benchmarks/serving.py $(ARGS)
+
+bench-panels: env  ## a thousand individuals beside softmax and Gumbel (ARGS="--model qwen.gguf")
+	$(BIN)/python benchmarks/panels.py $(ARGS)
 
 bench-vllm: $(STAMP) $(SERVED)  ## the vLLM plugin beside stock vLLM and beside generate (ARGS="--shape 0.5b")
 	$(BIN)/python benchmarks/vllm_throughput.py --python $(VLLM)/bin/python $(ARGS)

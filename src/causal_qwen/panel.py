@@ -13,7 +13,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -210,9 +210,9 @@ class Answers:
 
     question: str
     options: tuple[str, ...]
-    people: list[int | str]
-    chosen: Array  # (N,) places of options
-    softmax: Array  # (K,) probabilities among the options
+    people: list[int | str] = field(repr=False)
+    chosen: Array = field(repr=False)  # (N,) places of options
+    softmax: Array = field(repr=False)  # (K,) probabilities among the options
     mass: float  # of softmax at the first token, on any option
 
     @property
@@ -434,7 +434,7 @@ class OpenAnswers:
 
     question: str
     people: list[int | str]
-    texts: list[str]
+    texts: list[str] = field(repr=False)
 
     def to_frame(self) -> Any:
         import pandas
@@ -455,8 +455,8 @@ class NumberAnswers:
     """A number of everybody; NaN of those who said none."""
 
     question: str
-    people: list[int | str]
-    values: Array  # (N,)
+    people: list[int | str] = field(repr=False)
+    values: Array = field(repr=False)  # (N,)
 
     def quantile(self, p: float) -> float:
         return float(np.nanquantile(self.values, p))

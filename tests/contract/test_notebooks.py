@@ -44,10 +44,11 @@ def pictures(path: Path) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
-def test_examples_has_four_notebooks() -> None:
+def test_examples_has_five_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
         "first_steps",
         "individuals_and_counterfactuals",
+        "panels",
         "qwen2_numpy",
         "regression_from_text",
     ]
