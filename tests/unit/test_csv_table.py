@@ -193,34 +193,6 @@ def test_every_line_end_is_read(write: Any, end: str) -> None:
     assert cells(table) == {"grade": ["A", "B"], "price": ["1", "2"]}
 
 
-# --- points that may separate thousands
-
-
-@pytest.mark.parametrize(
-    ("cells", "is_noted"),
-    [
-        (["987", "1.234"], True),
-        (["987", "1.234", "12.500", "", "NA"], True),
-        (["987", "1.234", "1.2"], False),
-        (["1.234", "2.345"], False),  # nothing beside them
-        (["1987", "1.234"], False),
-    ],
-)
-def test_points_that_may_separate_thousands_are_noted(
-    write: Any, cells: list[str], is_noted: bool
-) -> None:
-    path = write("\n".join(f"{cell},x" for cell in ["price", *cells]))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        read_table(path)
-        read_table(path, decimal=".")  # which is named: no note
-    notes = [str(one.message) for one in caught]
-    assert len(notes) == is_noted
-    for note in notes:
-        assert "price has '1.234', which is read as a number below 1000; name" in note
-        assert "--set decimal=," in note
-
-
 # --- values
 
 
@@ -251,7 +223,7 @@ def test_a_name_that_is_read_as_missing_is_shown(write: Any) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.*read as missing", "ignore:.*number below 1000")
+@pytest.mark.filterwarnings("ignore:.*read as missing")
 def test_a_valid_file_is_read_exactly(write: Any, record_property: Any) -> None:
     cases = seeds(40, 400)
     record_property("cases", len(cases))
@@ -265,7 +237,7 @@ def test_a_valid_file_is_read_exactly(write: Any, record_property: Any) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.*read as missing", "ignore:.*number below 1000")
+@pytest.mark.filterwarnings("ignore:.*read as missing")
 @pytest.mark.filterwarnings("ignore:.*skipped, being empty")
 def test_a_damaged_file_is_read_as_it_is_written_or_refused(
     write: Any, record_property: Any

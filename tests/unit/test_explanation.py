@@ -89,13 +89,3 @@ def test_a_regressor_explains_its_medians_and_widths(priced: Any, rings: Any) ->
     np.testing.assert_allclose(total["width"], found.rows["width"] - found.rows["baseline_width"])
     assert found.table["part"][0] == "carat"
     assert repr(found).startswith("row 95: price ")
-
-
-def test_contributions_are_drawn_as_bars(priced: Any, rings: Any) -> None:
-    pytest.importorskip("matplotlib")
-    found = priced.explain(rings[95:97], permutations=4)
-    axes = found.plot(96)
-    widths = sorted(bar.get_width() for bar in axes.patches)
-    assert widths == pytest.approx(sorted(found.table[found.table["row"] == 96]["median"]))
-    with pytest.raises(ValueError, match="row 7 is not explained"):
-        found.plot(7)

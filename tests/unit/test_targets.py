@@ -69,12 +69,3 @@ def test_missing_cells_are_nan_and_others_are_named() -> None:
 def test_dates_are_refused_with_the_cure(cells: Any) -> None:
     with pytest.raises(ValueError, match=r"'sold' has no number in .* the days since"):
         read_targets(None, {"sold": cells})
-
-
-def test_a_feature_with_the_name_of_the_target_is_the_target_or_refused() -> None:
-    frame = pd.DataFrame({"price": [1.0, 2.0], "size": [3, 4]})
-    assert read(frame, frame["price"]) == {"price": [1, 2]}
-    with pytest.raises(ValueError, match="X has a column 'price' that is not the target"):
-        read_targets(frame, pd.Series([5, 6], name="price"))
-    with pytest.raises(ValueError, match="X has a column 'price'"):
-        read_targets(frame, {"price": [5, 6]})

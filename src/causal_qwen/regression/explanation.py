@@ -20,17 +20,14 @@ from itertools import permutations as all_orders
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
-
-from causal_qwen.paths import install_hint
-from causal_qwen.tables.frames import require_pandas
 
 Array = NDArray[np.float64]
 Part = tuple[str, str | None]  # a column, or a text column and some of its words
 
 MOST_GROUPS = 12  # of the words of one text
 SHOWN = 6  # parts in a repr
-SHOWN_LETTERS = 30  # of a value
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,25 +38,6 @@ class Explanation:
     target: str
     table: Any
     rows: Any
-
-    def plot(self, row: Any = None, *, of: str = "median", ax: Any = None) -> Any:
-        """Draw the contributions to one row (the first) as horizontal bars; matplotlib's axes."""
-        row = self.rows.index[0] if row is None else row
-        found = self.table[self.table["row"] == row].sort_values(of, key=abs)
-        if not len(found):
-            raise ValueError(f"row {row!r} is not explained; there are {list(self.rows.index)}.")
-        ax = new_axes((7, 1 + 0.32 * len(found))) if ax is None else ax
-        labels = []
-        for part, column, value in found[["part", "column", "value"]].itertuples(index=False):
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            labels.append(part if part != column else f"{column} = {shown:.{SHOWN_LETTERS}}")
-        ax.barh(range(len(found)), found[of], color=np.where(found[of] > 0, "C0", "C3"))
-        ax.set_yticks(range(len(found)), labels)
-        ax.axvline(0, color="black", linewidth=0.8)
-        ends = ("baseline", "prediction") if of == "median" else ("baseline_width", "width")
-        first, last = self.rows.loc[row, list(ends)]
-        ax.set_title(f"{self.target}: {of} from {first:.4g} to {last:.4g}")
-        return ax
 
     def __repr__(self) -> str:
         lines = []
@@ -74,17 +52,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-def new_axes(size: tuple[float, float] | None = None) -> Any:
-    """Matplotlib's axes in a new figure."""
-    try:
-        from matplotlib import pyplot
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Pictures need matplotlib, which is not installed: {install_hint('plot')}"
-        ) from None
-    return pyplot.subplots(figsize=size, layout="constrained")[1]
-
-
 def explain_rows(
     frame: Any,
     baseline: Any,
@@ -96,7 +63,6 @@ def explain_rows(
 ) -> Explanation:
     """Explain every row of `frame`; `texts` are its text columns, `predict` gives medians and
     widths of a DataFrame's rows."""
-    pandas = require_pandas()
     if permutations < 2 or permutations % 2:
         raise ValueError(f"permutations={permutations} must be an even number of at least 2.")
     (base,) = baseline.to_dict("records")
@@ -107,7 +73,7 @@ def explain_rows(
         plans.append((row, parts, orders))
         steps = (order[:count] for order in orders for count in range(len(parts) + 1))
         mixed += [_mixed(base, row, [parts[place] for place in sorted(step)]) for step in steps]
-    given = pandas.DataFrame(mixed, columns=list(base), dtype=object)
+    given = pd.DataFrame(mixed, columns=list(base), dtype=object)
     found = np.stack(predict(given), -1).astype(np.float64)  # (rows, 2): median and width
     tables, totals, at = [], [], 0
     for label, (row, parts, orders) in zip(frame.index, plans, strict=True):
@@ -124,12 +90,12 @@ def explain_rows(
             "median": added[:, 0],
             "width": added[:, 1],
         }
-        table = pandas.DataFrame(columns)
+        table = pd.DataFrame(columns)
         tables.append(table.sort_values("median", key=abs, ascending=False, kind="stable"))
         totals.append(values[0, [0, -1]].T.ravel())
     names = ["baseline", "prediction", "baseline_width", "width"]
-    rows = pandas.DataFrame(totals, columns=names, index=frame.index)
-    return Explanation(target, pandas.concat(tables, ignore_index=True), rows)
+    rows = pd.DataFrame(totals, columns=names, index=frame.index)
+    return Explanation(target, pd.concat(tables, ignore_index=True), rows)
 
 
 def _parts(cell: Any, name: str, texts: Sequence[str]) -> list[Part]:

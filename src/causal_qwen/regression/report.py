@@ -1,8 +1,8 @@
-"""Report: pictures of a fitted regressor, as PNG files and one HTML page.
+"""Report: pictures of a fitted regressor, in one HTML page.
 
     causal-qwen report priced rings.csv     ->  priced-report/index.html
 
-    calibration    share of labels inside intervals of every level, conformal and the Cauchy's own
+    calibration    share of labels inside intervals of every level
     residuals      label - median, over the median
     contributions  mean size of what every column adds (`explanation`)
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.regression.conformal import Conformal
-from causal_qwen.regression.explanation import new_axes
 from causal_qwen.regression.regressor import CausalTextRegressor
 
 Array = NDArray[np.float64]
@@ -37,52 +37,44 @@ def write_regressor_report(
     regressor: CausalTextRegressor, output: Path, title: str, X: Any, y: Any
 ) -> Path:
     """Draw the pictures of every target; returns the page."""
+    from matplotlib.figure import Figure
+
     output.mkdir(parents=True, exist_ok=True)
     judged = regressor.suspicious(X, y)
     body = ""
-    for place, (name, target) in enumerate(regressor.targets_.items()):
+    for name, target in regressor.targets_.items():
         found = judged[judged["target"] == name] if "target" in judged else judged
         errors = found["label"] - found["expected"]
-        figures = {"calibration": new_axes((5.5, 4.5)), "residuals": new_axes((7, 4))}
-        _draw_calibration(figures["calibration"], found["score"].to_numpy(), target.conformal)
-        figures["residuals"].axhline(0, color="grey", linewidth=1)
-        figures["residuals"].scatter(found["expected"], errors, s=10, alpha=0.6)
-        figures["residuals"].set(xlabel=f"{name}, median", ylabel="label - median")
-        if regressor.source_ is not None:  # words count for their column
-            added = regressor.explain(X[:EXPLAINED_ROWS], target=name).table
-            added = added.groupby(["row", "column"])["median"].sum().abs().groupby("column").mean()
-            added = added.sort_values()
-            figures["contributions"] = axes = new_axes((7, 1 + 0.32 * len(added)))
-            axes.barh([str(column) for column in added.index], added.to_numpy())
-            axes.set(xlabel=f"mean contribution to {name}")
+        figure = Figure(figsize=(16, 5), layout="constrained")
+        calibration, residuals, contributions = figure.subplots(1, 3)
+        calibration.plot([0, 1], [0, 1], color="grey", linewidth=1)
+        share = coverage(found["score"].to_numpy(), target.conformal)
+        calibration.plot(LEVELS, share, marker=".")
+        calibration.set(title="calibration", xlabel="level", ylabel="share inside", ylim=(0, 1.02))
+        residuals.axhline(0, color="grey", linewidth=1)
+        residuals.scatter(found["expected"], errors, s=10, alpha=0.6)
+        residuals.set(title="residuals", xlabel=f"{name}, median", ylabel="label - median")
+        added = regressor.explain(X[:EXPLAINED_ROWS], target=name).table  # words: of their column
+        added = added.groupby(["row", "column"])["median"].sum().abs().groupby("column").mean()
+        added = added.sort_values()
+        contributions.barh([str(column) for column in added.index], added.to_numpy())
+        contributions.set(title="contributions", xlabel=f"mean contribution to {name}")
         facts = f"median error {errors.abs().median():.6g}, mean error {errors.abs().mean():.6g}"
         body += f"<h2>{html.escape(name)}</h2><p>{len(found)} rows: {facts}</p>"
-        for kind, axes in figures.items():
-            path = output / f"{place}-{kind}.png"
-            axes.set_title(kind)
-            axes.figure.savefig(path, dpi=120)
-            data = base64.b64encode(path.read_bytes()).decode()
-            body += f'<img alt="{kind}" src="data:image/png;base64,{data}">'
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=120)
+        data = base64.b64encode(picture.getvalue()).decode()
+        body += f'<img alt="pictures of {html.escape(name)}" src="data:image/png;base64,{data}">'
     page = output / "index.html"
     page.write_text(PAGE.format(title=html.escape(title), body=body), encoding="utf-8")
     return page
 
 
-def coverage(scores: Array, conformal: Conformal | None, levels: Array = LEVELS) -> Array:
-    """The share of scores inside the interval of every level; the Cauchy's without `conformal`.
-    NaN for a level that so few calibration rows do not reach."""
-    reach = 1 / np.tan(np.pi * (1 - levels) / 2)
-    if conformal is not None:
-        radii = (conformal.radius(x) if conformal.reaches_level(x) else np.nan for x in levels)
-        reach = np.array([*radii])
-    share = (np.abs(scores)[:, None] <= reach).mean(0)
-    return np.where(np.isnan(reach), np.nan, share)
-
-
-def _draw_calibration(axes: Any, scores: Array, conformal: Conformal | None) -> None:
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="perfect")
-    axes.plot(LEVELS, coverage(scores, None), marker=".", label="Cauchy's own")
-    if conformal is not None:
-        axes.plot(LEVELS, coverage(scores, conformal), marker=".", label="calibrated")
-    axes.set(xlabel="level", ylabel="share inside", ylim=(0, 1.02))
-    axes.legend()
+def coverage(scores: Array, conformal: Conformal, levels: Array = LEVELS) -> Array:
+    """The share of scores inside the interval of every level; NaN for a level that so few
+    calibration rows do not reach."""
+    is_known = np.array([conformal.reaches_level(level) for level in levels])
+    radii = [conformal.radius(level) for level in levels[is_known]]
+    share = np.full(len(levels), np.nan)
+    share[is_known] = (np.abs(scores)[:, None] <= radii).mean(0)
+    return share

@@ -37,16 +37,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.paths import install_hint
-from causal_qwen.tables.cells import (
-    MISSING,
-    find_decimal,
-    may_be_thousands,
-    read_cell,
-    shown,
-    with_point,
-)
-from causal_qwen.tables.frames import LINE, name_rows, plain, require_pandas, text_names, to_frame
+from causal_qwen.tables.cells import MISSING, find_decimal, read_cell, shown, with_point
+from causal_qwen.tables.frames import LINE, name_rows, plain, text_names, to_frame
 from causal_qwen.tables.targets import read_cells
 from causal_qwen.terminal import counted
 
@@ -92,7 +84,9 @@ class Table:
                     self.name_cells(rows, name),
                 )
                 warnings.warn(f"{self.path}: {count} read as missing: {where}.", stacklevel=3)
-        return require_pandas().DataFrame(typed, self.cells.index, dtype=object).infer_objects()
+        import pandas
+
+        return pandas.DataFrame(typed, self.cells.index, dtype=object).infer_objects()
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column as numbers, NaN where a cell is none: "5 kg" and "True" are none.
@@ -126,10 +120,7 @@ class Table:
     def csv(self) -> bytes:
         """As a CSV file in UTF-8, with the separator and the decimal mark of the input."""
         options = {"sep": self.separator, "decimal": self.decimal, "lineterminator": "\n"}
-        cells = self.cells.select_dtypes(exclude="number").astype(str)
-        has_return = any(cells[name].str.contains("\r", regex=False).any() for name in cells)
-        quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL  # pandas quotes no lone \r
-        text: str = self.cells.to_csv(index=False, quoting=quoting, **options)
+        text: str = self.cells.to_csv(index=False, **options)
         return text.encode()
 
 
@@ -147,27 +138,23 @@ def read_table(path: File, **dialect: str | None) -> Table:
     """Read a file with a header and at least one row; `dialect` are the `separator`, `encoding` and
     `decimal` of a text file, if they cannot be found."""
     named = {option: value for option, value in dialect.items() if value is not None}
+    import pandas
+
     with _naming(path) as (name, kind):
-        if (
-            named
-            and kind != "csv"
-            and not (named.keys() == {"encoding"} and "json" in kind.lower())
-        ):
+        if named and kind != "csv":
             raise ValueError(f"{path} is no CSV file, so {', '.join(named)} has no effect.")
         if kind == "csv":
             table = _read_csv(name, **named)
         elif kind == "parquet":  # pandas' metadata would make an index of a column
-            with _need("pyarrow.parquet").ParquetFile(name) as file:
-                table = Table(name, file.read().to_pandas(ignore_metadata=True))
+            parquet = importlib.import_module("pyarrow.parquet")
+            table = Table(name, parquet.ParquetFile(name).read().to_pandas(ignore_metadata=True))
         elif kind == "Excel":
-            _need("openpyxl")
-            frame = require_pandas().read_excel(name, dtype=object, keep_default_na=False)
+            frame = pandas.read_excel(name, dtype=object, keep_default_na=False, engine="openpyxl")
             table = Table(name, frame.mask(frame.eq("")))
         else:
-            objects = _json_objects(name, kind, **named)
-            places, found = zip(*objects, strict=True) if objects else ((), ())
-            index = require_pandas().Index(places, name=LINE if kind == "jsonl" else "row")
-            table = Table(name, require_pandas().DataFrame(list(found), index, dtype=object))
+            objects = dict(_json_objects(name, kind))
+            index = pandas.Index(objects, name=LINE if kind == "jsonl" else "row")
+            table = Table(name, pandas.DataFrame([*objects.values()], index, dtype=object))
         if not len(table):
             raise ValueError(f"{path} has no rows; give at least one row.")
         return replace(table, cells=table.cells.set_axis(text_names(table.cells.columns), axis=1))
@@ -179,7 +166,8 @@ def read_records(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
         if "json" in kind.lower():
             yield from _json_objects(name, kind)
         elif kind == "parquet":
-            yield from enumerate(_need("pyarrow.parquet").read_table(name).to_pylist())
+            parquet = importlib.import_module("pyarrow.parquet")
+            yield from enumerate(parquet.read_table(name).to_pylist())
         else:
             cells = read_table(path).cells
             rows = cells.astype(object).where(cells.notna(), None).to_dict("records")
@@ -219,19 +207,9 @@ def _naming(path: File) -> Iterator[tuple[str, str]]:
         raise ValueError(f"{name} cannot be read as {kind}: {why}.") from None
 
 
-def _need(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        package = module.split(".")[0]
-        raise ImportError(f"{package} is not installed: {install_hint('files')}") from None
-
-
-def _json_objects(
-    path: str, kind: str, encoding: str | None = None
-) -> list[tuple[int, dict[str, Any]]]:
+def _json_objects(path: str, kind: str) -> list[tuple[int, dict[str, Any]]]:
     """The objects with their places in the file."""
-    text = read_text(path, encoding)
+    text = read_text(path)
     if kind == "JSON":
         content = json.loads(text)
         if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
@@ -277,18 +255,11 @@ def _read_csv(
         where = name_rows(skipped).replace("row", "line", 1)
         warnings.warn(f"{path}: {where} skipped, being empty.", stacklevel=4)
     names = [name or f"Unnamed: {place}" for place, name in enumerate(rows[0])]
-    pandas = require_pandas()
+    import pandas
+
     cells = pandas.DataFrame(rows[1:], pandas.Index(lines[1:], name=LINE), names, dtype=object)
     if decimal is None and mark != ",":  # spreadsheets with decimal commas write semicolons
         decimal = find_decimal(cells.to_numpy().flat, is_usual=mark == ";")
-        decimal = None if decimal == "." else decimal
-    for name, column in cells.items() if decimal is None else ():
-        if (cell := may_be_thousands(column)) is not None:
-            warnings.warn(
-                f"{path}: {name} has {shown(cell)}, which is read as a number below 1000; name the "
-                "decimal comma (--set decimal=,) if points separate thousands.",
-                stacklevel=4,
-            )
     return Table(path, cells, mark, decimal or ".")
 
 
@@ -355,8 +326,6 @@ def write_table(table: Table, place: Path, name: File) -> None:
         elif kind == "JSON":
             file.write(json.dumps(table.records(), ensure_ascii=False, indent=1).encode())
         elif kind == "Excel":
-            _need("openpyxl")
             to_frame(table.cells).to_excel(file, index=False, engine="openpyxl")
         else:
-            _need("pyarrow")
             table.cells.to_parquet(file, index=False)

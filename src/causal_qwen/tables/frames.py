@@ -21,7 +21,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.paths import install_hint
 from causal_qwen.tables.cells import (
     DATE,
     YEAR_LAST,
@@ -64,16 +63,6 @@ CJK_LETTERS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # ---------------------------------------------------------------- one DataFrame
 
 
-def require_pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Tables need pandas, which is not installed: {install_hint('tables')}"
-        ) from None
-    return pandas
-
-
 def as_table(X: Any) -> Any:
     """A DataFrame, if X has columns; texts as they are: a list, a Series, an array of one column.
 
@@ -102,7 +91,8 @@ def to_frame(X: Any) -> Any:
     The columns of an array are x0, x1, ... A float32 0.1 becomes 0.1, not 0.10000000149; nullable
     columns have NaN; the items of a list become one text. Two columns of one name are refused.
     """
-    pandas = require_pandas()
+    import pandas
+
     X = X.to_pandas() if hasattr(X, "to_pandas") else X
     if isinstance(X, np.ndarray | list | tuple) and not (len(X) and isinstance(X[0], dict)):
         rows = X if isinstance(X, np.ndarray) else np.array([[*row] for row in X], dtype=object)
@@ -263,7 +253,8 @@ def _are_whole(values: Sequence[Any]) -> bool:
 
 
 def _kind(column: Any) -> Kind:
-    pandas = require_pandas()
+    import pandas
+
     types = pandas.api.types
     if isinstance(column.dtype, pandas.CategoricalDtype):
         return "category"
@@ -320,7 +311,8 @@ def to_numbers(column: Any, day_first: bool | None = None) -> NDArray[np.float64
     Amounts keep their number ("5%" is 5), flags are 0 and 1, dates are days since 1970. A few
     cells do not show whether 5/6/2024 is in May: `day_first` is that of all (`is_day_first`).
     """
-    pandas = require_pandas()
+    import pandas
+
     types = pandas.api.types
     if types.is_datetime64_any_dtype(column.dtype):
         return _days(pandas, column)
@@ -361,7 +353,9 @@ def is_day_first(column: Any) -> bool:
 
 def calendar(days: NDArray[np.float64], part: str) -> NDArray[np.float64]:
     """The `year`, `month`, `weekday` or `hour` of days since 1970; NaN for NaN."""
-    times = require_pandas().to_datetime(days, unit="D", errors="coerce").round("s")
+    import pandas
+
+    times = pandas.to_datetime(days, unit="D", errors="coerce").round("s")
     return np.asarray(getattr(times, part.replace("weekday", "day_of_week")), dtype=np.float64)
 
 

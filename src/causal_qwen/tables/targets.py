@@ -27,10 +27,7 @@ OTHERWISE = "target"  # ... beside a column of that name
 
 
 def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
-    """Name -> values in float64, and whether `y` is one target that is not in a list.
-
-    A column of a DataFrame X that has a target's name must be that target: it is no feature.
-    """
+    """Name -> values in float64, and whether `y` is one target that is not in a list."""
     if _are_names(X, y):
         is_single = isinstance(y, str | int)
         names = frames.text_names([y] if is_single else y)
@@ -53,11 +50,6 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
         raise ValueError("y must be numbers, one per row, or names of the table's columns.")
     index = X.index if frames.is_table(X) else None
     found = {str(name): _numbers(str(name), one, index) for name, one in columns.items()}
-    for name, values in found.items():
-        if frames.is_table(X) and name in X.columns and not _is_same(X[name], values):
-            raise ValueError(
-                f"X has a column {name!r} that is not the target of that name; rename one of them."
-            )
     return found, is_single
 
 
@@ -98,15 +90,6 @@ def _are_names(X: Any, y: Any) -> bool:
         return False
     has_one = frames.is_table(X) and any(name in X.columns for name in y)
     return has_one or not all(is_missing(cell) or read_target(cell) for cell in y)
-
-
-def _is_same(column: Any, values: Array) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the note on the target's cells was given
-            return np.array_equal(_numbers("", column), values, equal_nan=True)
-    except ValueError:
-        return False
 
 
 def _numbers(name: str, column: Any, index: Any = None) -> Array:
