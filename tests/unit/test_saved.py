@@ -45,7 +45,6 @@ def original(opened: OpenModel, tmp_path_factory: pytest.TempPathFactory) -> Pat
         model=opened,
         sources=["model"],
         folds=2,
-        value_space="linear",
         cache=False,
         verbose=False,
     )

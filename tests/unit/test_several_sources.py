@@ -123,39 +123,29 @@ def test_intervals_of_cross_validation_cover_without_held_out_rows(houses: Any) 
         regressor = columns_only(random_state=seed).fit(mixed[:150], "medv")
         low, high = regressor.predict_interval(mixed[150:], 0.9)
         inside.append(((low <= mixed.medv[150:]) & (mixed.medv[150:] <= high)).mean())
-        raw = regressor.predict_interval(mixed[150:], 0.9, calibrated=False)
+        raw = regressor.predict_distribution(mixed[150:]).interval(0.9)
         assert np.median(raw[1] - raw[0]) > 1.2 * np.median(high - low)  # a Cauchy's tails
     assert np.mean(inside) == pytest.approx(0.9, abs=0.05)
 
 
 @pytest.mark.parametrize(
     ("support", "low", "high"),
-    [("real", -np.inf, np.inf), ("positive", 0, np.inf), ("auto", 0, np.inf), ((2.5, 20), 2.5, 20)],
+    [((-np.inf, np.inf), -np.inf, np.inf), ("auto", 0, np.inf), ((2.5, 20), 2.5, 20)],
 )
 def test_predictions_stay_inside_the_support(
     support: Any, low: float, high: float, absences: Any
 ) -> None:
-    regressor = columns_only(support=support, value_space="linear").fit(absences[:110], "Days")
+    regressor = columns_only(support=support).fit(absences[:110], "Days")
     found = regressor.predict_quantiles(absences, [0.05, 0.25, 0.5, 0.75, 0.95])
     assert found.min() >= low
     assert found.max() <= high
-    assert (found.min() < 0) == (support == "real")
+    assert (found.min() < 0) == (low < 0)
     bounds = np.stack(regressor.predict_interval(absences, 0.9))
     assert bounds.min() >= low
     assert bounds.max() <= high
-    if not isinstance(support, str):
+    if high < np.inf:
         assert (bounds == low).any()
         assert (bounds == high).any()
-
-
-def test_counts_are_whole_numbers(absences: Any) -> None:
-    regressor = columns_only(support="count").fit(absences[:110], "Days")
-    real = columns_only(support="auto").fit(absences[:110], "Days")
-    found = np.stack([regressor.predict(absences), *regressor.predict_interval(absences)])
-    assert np.array_equal(found, np.round(found))
-    assert found.min() >= 0
-    assert not np.array_equal(real.predict(absences), np.round(real.predict(absences)))
-    np.testing.assert_allclose(found[0], real.predict(absences), atol=0.5)
 
 
 def test_rows_beyond_the_training_range_are_named_and_get_wider_intervals(
@@ -310,7 +300,7 @@ def saved(original: Path, tmp_path: Path) -> Path:
 
 def answers(regressor: Any, table: Any) -> Any:
     curve = regressor.predict_quantiles(table, [0.1, 0.5, 0.9])
-    return np.hstack([curve, np.stack(regressor.predict_interval(table, 0.8, calibrated=False), 1)])
+    return np.hstack([curve, np.stack(regressor.predict_interval(table, 0.8), 1)])
 
 
 def test_a_loaded_regressor_predicts_bit_for_bit_the_same(
@@ -324,7 +314,6 @@ def test_a_loaded_regressor_predicts_bit_for_bit_the_same(
     assert again.get_params() == regressor.get_params()
     assert again.shares() == regressor.shares()
     assert again.feature_names_in_.tolist() == ["note", "size", "cut"]
-    assert again.text_columns_ == ["note"]
     assert again.targets_["price"].limits == regressor.targets_["price"].limits
     far = table[:1].assign(size=50.0)
     assert again.beyond_training(far) == regressor.beyond_training(far) != [""]
@@ -362,13 +351,13 @@ def test_of_many_texts_a_sample_shows_how_the_language_model_reads_the_others(
     y = np.array([row.count("b") for row in texts]) if is_in_text else 10 * size
     table = pd.DataFrame({"text": texts, "size": size, "y": y + 2 * rng.normal(size=90)})
     reads: list[tuple[int, int]] = []  # rows and poolings
-    read = CausalTextRegressor._read_features
+    read = CausalTextRegressor._read_frame
 
-    def counted(regressor: Any, texts: list[str], poolings: Any = ()) -> Any:
-        reads.append((len(texts), len(poolings)))
-        return read(regressor, texts, poolings)
+    def counted(regressor: Any, frame: Any, schema: Any, places: Any) -> Any:
+        reads.append((len(frame), len(places)))
+        return read(regressor, frame, schema, places)
 
-    monkeypatch.setattr(CausalTextRegressor, "_read_features", counted)
+    monkeypatch.setattr(CausalTextRegressor, "_read_frame", counted)
     monkeypatch.setattr("causal_qwen.regression.regressor.MANY_TEXTS", 50)
     monkeypatch.setattr("causal_qwen.regression.regressor.SAMPLE", 60)
     if not is_in_text:  # 60 rows may favour noise

@@ -58,22 +58,12 @@ def test_fit_reports_sources_and_the_errors_of_single_methods(
 ) -> None:
     report = json.loads(run("fit", file, *FIT).stdout)
     assert report["rows"] == 110
-    assert report["calibration_rows"] == 0
     assert report["sources"]["price"] == pytest.approx({"columns": 1.0})
     errors = report["errors"]["price"]
     median = rings["price"].median()
     assert errors["training median"] == pytest.approx((rings["price"] - median).abs().median())
-    assert errors["together"] == pytest.approx(report["targets"]["price"]["mdae"])
     assert errors["together"] < errors["training median"]
-    assert report["best"]["price"] in errors
-    assert saved[0].targets_["price"].conformal is not None
-
-
-def test_every_target_has_errors_of_its_own(file: Path, saved: list[Any], rings: Any) -> None:
-    report = json.loads(run("fit", file, *FIT, "-y", "carat", "--set", "calibration=0.2").stdout)
-    assert list(report["targets"]) == ["price", "carat"]
-    assert report["targets"]["carat"]["mdae"] < 1 < 20 < report["targets"]["price"]["mdae"]
-    assert report["calibration_rows"] == 22
+    assert len(saved) == 1
 
 
 def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -> None:
@@ -89,11 +79,7 @@ def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "split_rows", splits)
-        report = json.loads(
-            run("fit", path, *FIT, "--group", "shop", "--set", "calibration=0.05").stdout
-        )
-    assert report["calibration_rows"] == 10  # of the 6 that were asked for: a whole shop
-    assert not any("too few" in note for note in report["notes"])  # 9 are enough
+        run("fit", path, *FIT, "--group", "shop")
     assert seen
     assert all(not train & test for train, test in seen)
     assert saved[0].columns_ == ["carat", "cut", "depth"]

@@ -1,4 +1,4 @@
-"""Rows become sentences: names, units, missing values, templates; checks of the input."""
+"""Rows as the language model reads them, and the spellings of targets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pd = pytest.importorskip("pandas")
 
-from causal_qwen.regression.sentences import (  # noqa: E402 - pandas is an extra
-    template_columns,
-    to_sentences,
-)
+from causal_qwen.regression.sources import Schema, row_texts  # noqa: E402 - pandas is an extra
 from causal_qwen.tables.targets import read_targets  # noqa: E402
 
 
@@ -23,64 +18,23 @@ def rings() -> Any:
     return pd.DataFrame(
         {
             "carat": [0.23, 2.0, np.nan],
-            "cut_grade": ["very_good", None, "Ideal"],
-            "width (mm)": [3.95, 4, 5e6],
-            "is_new": [True, False, True],
-            "sold": pd.to_datetime(["2024-05-01", None, "2025-12-24"]),
+            "cut": ["very_good", None, "Ideal"],
             "price": [326, 18_000, 1],
         }
     )
 
 
-def test_a_sentence_lists_names_values_and_units(rings: Any) -> None:
-    columns = ["carat", "cut_grade", "width (mm)", "is_new", "sold"]
-    assert to_sentences(rings, columns, units={"carat": "ct"}, question="The price is") == [
-        "carat is 0.23 ct, cut grade is very good, width is 3.95 mm, is new is yes, "
-        "sold is 2024-05-01. The price is",
-        "carat is 2 ct, cut grade is unknown, width is 4 mm, is new is no, "
-        "sold is unknown. The price is",
-        "carat is unknown, cut grade is Ideal, width is 5000000 mm, is new is yes, "
-        "sold is 2025-12-24. The price is",
+def test_a_row_without_texts_is_read_as_its_columns(rings: Any) -> None:
+    assert row_texts(rings, Schema(["carat"], ["cut"], [])) == [
+        "carat is 0.23, cut is very_good",
+        "carat is 2, cut is unknown",
+        "carat is unknown, cut is Ideal",
     ]
 
 
-def test_free_text_comes_first_and_verbatim() -> None:
-    table = pd.DataFrame({"year": [1999, 2001], "note": ["Some  rust,\nsnake_case kept!", None]})
-    assert to_sentences(table, ["year", "note"], text=["note"]) == [
-        "Some rust, snake_case kept! year is 1999",
-        "year is 2001",
-    ]
-
-
-def test_a_template_is_filled_and_missing_cells_are_unknown(rings: Any) -> None:
-    template = "A {carat} carat ring, {cut_grade}"
-    columns = template_columns(template, ["price"])
-    assert columns == ["carat", "cut_grade"]
-    assert to_sentences(rings, columns, template=template) == [
-        "A 0.23 carat ring, very good",
-        "A 2 carat ring, unknown",
-        "A unknown carat ring, Ideal",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("no column", "template"),
-        ("{carat} for {price}", "target 'price'"),
-    ],
-)
-def test_a_template_without_columns_or_with_a_target_is_refused(
-    template: str, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        template_columns(template, ["price"])
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_in_a_sentence_parses_to_the_same_value(value: float) -> None:
-    (sentence,) = to_sentences(pd.DataFrame({"x": [value]}), ["x"])
-    assert float(sentence.removeprefix("x is ")) == pytest.approx(value, rel=1e-9, abs=0)
+def test_texts_are_read_verbatim() -> None:
+    table = pd.DataFrame({"note": ["Some  rust,\nkept!", None], "more": ["x", "y"], "n": [1, 2]})
+    assert row_texts(table, Schema(["n"], [], ["note", "more"])) == ["Some rust, kept! x", "y"]
 
 
 # --- texts and targets

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import unless_embedded
 from causal_qwen.outputs import check_output_directory, check_output_file, whole_file
-from causal_qwen.terminal import print_json, print_table
+from causal_qwen.terminal import counted, print_json, print_table
 
 Sources = Annotated[
     list[str] | None,
@@ -38,21 +38,13 @@ Group = Annotated[
 Time = Annotated[
     str | None, Option(help="A column of times: later rows test what earlier ones taught.")
 ]
-Fitted = Annotated[
-    str,
-    Argument(metavar="FITTED", show_default=False, help="The output of `fit`; or use --model."),
-]
-NewData = Annotated[
-    str, Argument(metavar="DATA", show_default=False, help="A file with the same columns.")
-]
-FittedModel = Annotated[str, Option("--model", "-m", help="The same as FITTED.")]
+Fitted = Annotated[str, Argument(help="The output of `fit`.", callback=opt.given)]
+NewData = Annotated[str, Argument(help="A file with the same columns.", callback=opt.given)]
 Level = Annotated[float, Option(help="Level of the interval, 0 to 1.")]
 SHOWN_ROWS = 15  # of an audit
 FILE = ("separator", "encoding", "decimal")  # settings of a text file
-LEARNING = (*FILE, "cache", "dtype", "folds", "max_length", "seed", "support", "value_space")
-FITTING = (*LEARNING, "calibration", "question", "template", "units", "verbose")
-AUDITING = (*LEARNING, "device", "model", "verbose")
-PREDICTING = (*FILE, "cache", "calibrated")
+LEARNING = (*FILE, "cache", "dtype", "folds", "max_length", "seed", "support", "verbose")
+AUDITING = (*LEARNING, "device", "model")
 
 
 def fit(
@@ -78,7 +70,7 @@ def fit(
     Example: causal-qwen fit rings.csv --target price --text description --output priced
     """
     check_output_directory(output, force)
-    given = opt.parse_settings(settings, FITTING)
+    given = opt.parse_settings(settings, LEARNING)
     from causal_qwen.regression.csv_io import fit_csv
 
     report = fit_csv(
@@ -102,16 +94,12 @@ def fit(
     if given.get("verbose") is not False:
         _print_notes(report["notes"])
     typer.echo(report["summary"])
-    rows = [("rows", report["rows"]), ("held out to calibrate", report["calibration_rows"])]
-    for one, metrics in report["targets"].items():
-        rows += [(f"{one}: {name}", value) for name, value in metrics.items()]
-    print_table(output, (), rows)
+    typer.echo(f"{output}: {counted(report['rows'], 'row')}")
 
 
 def predict(
-    first: Fitted = "",
-    second: NewData = "",
-    model: FittedModel = "",
+    fitted: Fitted,
+    data: NewData,
     device: opt.Device = "auto",
     output: Annotated[
         Path | None,
@@ -131,8 +119,7 @@ def predict(
 
     Example: causal-qwen predict priced more-rings.csv --level 0.8 --output answers.csv
     """
-    fitted, data = _fitted_and_data("predict", first, second, model)
-    given = opt.parse_settings(settings, PREDICTING)
+    given = opt.parse_settings(settings, FILE)
     from causal_qwen.regression.csv_io import predict_csv
     from causal_qwen.tables.files import write_table
 
@@ -195,8 +182,8 @@ def audit(
 
 
 def what_if(
-    first: Fitted = "",
-    second: NewData = "",
+    fitted: Fitted,
+    data: NewData,
     row: Annotated[int, Option(help="A row of the file, counted from 1.", min=1)] = 1,
     edits: Annotated[
         list[str] | None,
@@ -217,7 +204,6 @@ def what_if(
         Literal["pearl", "disco"],
         Option(help="Keep all noise, or draw exogenous noise again."),
     ] = "disco",
-    model: FittedModel = "",
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:
@@ -225,7 +211,6 @@ def what_if(
 
     Example: causal-qwen what-if priced rings.csv --row 3 --observed 2835 --set carat=1.0
     """
-    fitted, data = _fitted_and_data("what-if", first, second, model)
     from causal_qwen.regression.csv_io import what_if_csv
 
     pairs = [edit.partition("=") for edit in edits or ()]
@@ -240,13 +225,6 @@ def what_if(
         print_json(found.record())
     else:
         typer.echo(repr(found))
-
-
-def _fitted_and_data(command: str, first: str, second: str, model: str) -> tuple[str, str]:
-    fitted, data = opt.split_model(first, second, model)
-    if not (fitted and data):
-        raise ValueError(f"`{command}` needs the directory that `fit` wrote, and a file.")
-    return fitted, data
 
 
 @contextmanager

@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.conformal import Target, TargetEvidence
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
-from causal_qwen.tables.frames import LINE, require_pandas
+from causal_qwen.tables.frames import LINE
 
 Array = NDArray[np.float64]
 Judged = dict[str, Array]  # column of the table -> (N,)
@@ -35,7 +36,7 @@ def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
     """Rows that training has not seen, beside the scores of the calibration rows: a few rows alone
     would be no evidence of anything."""
     scores = target.scores(labels, y_dist)
-    known = np.empty(0) if target.conformal is None else target.conformal.scores
+    known = target.conformal.scores
     is_known = np.isfinite(scores)  # rows without a label are not judged, and not listed
     both = np.concatenate([known, scores[is_known]])
     least = NEGLIGIBLE / float(y_dist.scale.median()) if len(scores) else 0.0
@@ -47,8 +48,9 @@ def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
 
 def judge_training(target: Target, evidence: TargetEvidence) -> Judged:
     """Training rows, as cross-validation saw them."""
-    loc = target.encode(evidence.values) - evidence.scores * evidence.scales
-    y_dist = Cauchy(torch.from_numpy(loc), torch.from_numpy(evidence.scales))
+    encoded = target.space.encode(torch.from_numpy(evidence.values))
+    scale = torch.from_numpy(evidence.scales)
+    y_dist = Cauchy(encoded - torch.from_numpy(evidence.scores) * scale, scale)
     return _judged(target, evidence.values, y_dist, evidence.credibility, evidence.scores)
 
 
@@ -64,15 +66,14 @@ def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
     """A DataFrame by the index of the rows, the least credible label first: the row's name,
     `label`, `expected`, its interval `low` to `high`, `credibility` and `score`; with several
     targets also `target`."""
-    pandas = require_pandas()
     name = LINE if getattr(index, "name", None) == LINE else "row"
     parts = []
     for target, found in judged.items():
         rows = np.asarray(index)
         of_target = {"target": target} if len(judged) > 1 else {}
-        part = pandas.DataFrame({**of_target, name: rows, **found}, index=rows)
+        part = pd.DataFrame({**of_target, name: rows, **found}, index=rows)
         parts.append(part[np.isfinite(part["score"])])
-    table = pandas.concat(parts)
+    table = pd.concat(parts)
     order = np.lexsort((-table["score"].abs().to_numpy(), table["credibility"].to_numpy()))
     return table.iloc[order]
 

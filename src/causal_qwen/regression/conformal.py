@@ -36,13 +36,8 @@ Array = NDArray[np.float64]
 Support = str | tuple[float, float]
 
 LEVEL = 0.9  # intervals of which cross-validation must be able to calibrate
-SUPPORTS = ("auto", "real", "positive", "count")
 FEW = 0.005  # share of credible labels on the other side of a support's bound
 ROUNDING = 1e-9  # (n + 1) level is rounded up only if it is not a whole number
-
-
-class TooFewRows(UserWarning):
-    """There are too few calibration rows for the requested level."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,6 @@ class Conformal:
         warnings.warn(
             f"{rows_are} too few for {what}, which becomes infinite; calibrate on at least "
             f"{rows_needed(level)}.",
-            TooFewRows,
             stacklevel=4,
         )
         return math.inf
@@ -112,32 +106,28 @@ class Limits(NamedTuple):
 
     low: float = -math.inf
     high: float = math.inf
-    is_whole: bool = False
     least_scale: float = 0.0
     most_scale: float = math.inf
     floor: float = -math.inf
     ceiling: float = math.inf
 
     @classmethod
-    def find(cls, support: Support, values: Array, trust: Array | None = None) -> Limits:
+    def find(cls, support: Support, values: Array, trust: Array) -> Limits:
         """The support, and the range of credible labels stretched by its width on either side: a
         symlog scale would otherwise reach astronomic medians."""
-        credible = values if trust is None else values[trust >= 0.5]
+        credible = values[trust >= 0.5]
         floor, ceiling = (-math.inf, math.inf) if isinstance(support, str) else support
-        floor = 0.0 if support in ("positive", "count") else floor
         low, high = float(credible.min()), float(credible.max())
         if not ((credible >= floor) & (credible <= ceiling)).any():
             raise ValueError(f"support={support!r} has none of the labels, {low:g} to {high:g}.")
         is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()
-        is_whole = support == "count" and bool((credible == np.round(credible)).all())
         floor = 0.0 if support == "auto" and is_positive else floor
         bounds = max(2 * low - high, floor), min(2 * high - low, ceiling)
-        return cls(*bounds, is_whole=is_whole, floor=floor, ceiling=ceiling)
+        return cls(*bounds, floor=floor, ceiling=ceiling)
 
     def clip(self, values: Array, is_calibrated: bool = False) -> Array:
         """Medians, and all that promises no coverage, near the labels; calibrated ends in the
-        support. Rounding keeps coverage: a whole number inside an interval stays inside."""
-        values = np.round(values) if self.is_whole else values
+        support."""
         ends = (self.floor, self.ceiling) if is_calibrated else (self.low, self.high)
         return np.clip(values, *ends)
 
@@ -148,16 +138,11 @@ class Target:
 
     space: ValueSpace
     chain: Chain
-    conformal: Conformal | None = None
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
-
-    def encode(self, values: Array) -> Array:
-        """Values in the head's space."""
-        return np.asarray(self.space.encode(torch.tensor(values, dtype=torch.float64)))
+    conformal: Conformal
+    limits: Limits
 
     def scores(self, values: Array, y_dist: Cauchy) -> Array:
-        """Residuals in predicted scales, in the head's space."""
-        return (self.encode(values) - y_dist.loc.numpy()) / y_dist.scale.numpy()
+        return residual_scores(self.space, values, y_dist)
 
     def decode(self, encoded: ArrayLike) -> Array:
         """Values within the limits."""
@@ -165,40 +150,30 @@ class Target:
 
     def median(self, number: NumberPrediction) -> Array:
         """The calibrated median, if there are rows enough to calibrate it."""
-        if self.conformal is None or not self.conformal.reaches_level(LEVEL):
+        if not self.conformal.reaches_level(LEVEL):
             return self.limits.clip(np.asarray(number.median))
         return self.limits.clip(self._at(number.y, self.conformal.quantile(0.5)))
 
-    def interval(
-        self, y_dist: Cauchy, level: float = LEVEL, calibrated: bool | None = None
-    ) -> Array:
+    def interval(self, y_dist: Cauchy, level: float = LEVEL) -> Array:
         """Low and high. -> (N, 2)"""
-        if (conformal := self._calibration(calibrated)) is None:
-            return np.stack([self.decode(end) for end in y_dist.interval(level)], -1)
-        radius = conformal.radius(level)
+        radius = self.conformal.radius(level)
         return np.stack([self._at(y_dist, end) for end in (-radius, radius)], -1)
 
-    def quantiles(
-        self, number: NumberPrediction, quantiles: Sequence[float], calibrated: bool | None = None
-    ) -> Array:
+    def quantiles(self, y_dist: Cauchy, quantiles: Sequence[float]) -> Array:
         """-> (N, quantiles)"""
-        if (conformal := self._calibration(calibrated)) is None:
-            return self.limits.clip(np.asarray(number.quantile(list(quantiles))))
-        return np.stack([self._at(number.y, conformal.quantile(p)) for p in quantiles], -1)
-
-    def _calibration(self, is_wanted: bool | None) -> Conformal | None:
-        if is_wanted and self.conformal is None:
-            raise ValueError(
-                "calibrated=True needs calibrate(X, y) on rows that fit has not seen; "
-                "calibrated=False gives the Cauchy's own intervals."
-            )
-        return None if is_wanted is False else self.conformal
+        return np.stack([self._at(y_dist, self.conformal.quantile(p)) for p in quantiles], -1)
 
     def _at(self, y_dist: Cauchy, scales: float) -> Array:
         """The end of a calibrated interval, so many predicted scales away from the median."""
         value = y_dist.loc + scales * y_dist.scale
         value = value if math.isinf(scales) else self.space.clamped(value)
         return self.limits.clip(value.numpy(), is_calibrated=True)
+
+
+def residual_scores(space: ValueSpace, values: Array, y_dist: Cauchy) -> Array:
+    """Residuals in predicted scales, in the head's space."""
+    encoded = np.asarray(space.encode(torch.tensor(values, dtype=torch.float64)))
+    return (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
 
 
 class TargetEvidence(NamedTuple):

@@ -281,14 +281,14 @@ def fit_stack(
     kept, mix = _choose(experts, *tested)
     fitted = [problem.fit(experts[place], trust, np.arange(len(y))) for place in kept]
     done()
-    predictions, count = tested[0][:, kept], len(kept)
+    predictions = tested[0][:, kept]
     scale = fit_scale(
         torch.from_numpy(with_spread(predictions)),
         torch.from_numpy(tested[1] - mix(predictions)),
-        weights=torch.from_numpy(tested[2]),
-        seed=seed,
+        torch.from_numpy(tested[2]),
+        seed,
     )
-    chain = Chain.of(np.eye(count, count + 1), np.zeros(count), mix.weights, mix.intercept, scale)
+    chain = Chain.of(mix.weights, mix.intercept, scale)
     evidence = Evidence(unseen[:, kept], found._replace(probability=trust), peers)
     return Stack(fitted, chain), evidence
 

@@ -23,13 +23,21 @@ from threadpoolctl import threadpool_limits
 
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.regression import experts
-from causal_qwen.regression.conformal import Conformal, Limits, Support, Target, TargetEvidence
+from causal_qwen.regression.conformal import (
+    Conformal,
+    Limits,
+    Support,
+    Target,
+    TargetEvidence,
+    residual_scores,
+)
 from causal_qwen.regression.experts import Design, Evidence, Splits, Stack
 from causal_qwen.regression.sources import Schema, TableFeatures, similarity
 
 Array = NDArray[np.float64]
 Hidden = Mapping[int, NDArray[np.float32]]  # place in `MIDDLE` -> z by that pooling, (N, H)
 
+SPACES = ("symlog", "linear")
 WORD_FACTORS = (1.0, 3.0, 10.0)
 LINEAR = ("columns", "words")  # sources of the linear expert
 MANY_ROWS = 20_000
@@ -97,20 +105,18 @@ class SourceModel:
         weights: Array,
         splits: Splits,
         *,
-        spaces: Sequence[str],
         seed: int = 0,
         done: Callable[[], None] = lambda: None,
         is_random: bool = True,
     ) -> dict[str, Evidence]:
-        """Fit all targets; `spaces` are the value spaces to choose from. Spaces, words and readings
-        are chosen on the test rows of `splits`; if these are random, by leave-one-out, which is
-        faster."""
+        """Fit all targets. Value spaces, words and readings are chosen on the test rows of
+        `splits`; if these are random, by leave-one-out, which is faster."""
         features, evidence = self.table.fit(frame), {}
         trial = _Trial(weights, None if is_random else splits)
         categories = len(self.table.schema.categories)
         with few_threads(len(frame)):
             for name, labels in values.items():
-                found, y, linear = self._choose(features, z, labels, trial, spaces, seed)
+                found, y, linear = self._choose(features, z, labels, trial, seed)
                 read = self._read(found, features, z, linear)
                 found.stack, evidence[name] = experts.fit_stack(
                     read, y, weights, splits, categories=categories, seed=seed, done=done
@@ -128,7 +134,6 @@ class SourceModel:
         z: Hidden | None,
         labels: Array,
         trial: _Trial,
-        spaces: Sequence[str],
         seed: int,
     ) -> tuple[TargetModel, Array, Design | None]:
         """A target without its experts: the space of its labels, and what they read; the labels in
@@ -144,7 +149,7 @@ class SourceModel:
             return Design(x, np.sum([scales[name] * one for name, one in products.items()], axis=0))
 
         v, counted = torch.from_numpy(labels), torch.from_numpy(labels[trial.weights > 0])
-        candidates = [ValueSpace(kind, *fit_field(counted, kind)) for kind in spaces]
+        candidates = [ValueSpace(kind, *fit_field(counted, kind)) for kind in SPACES]
         first = design(1.0)
         if first is None and z is not None:
             first = Design.of(Reading.of(z, min(z))(z))
@@ -211,13 +216,13 @@ def judge_target(
         least_scale=float(scale.min()) / STRETCH,
         most_scale=float(scale.max()) * STRETCH,
     )
-    target = Target(model.space, model.stack.chain, limits=limits)
     unseen, scores, scales = np.full((3, len(values)), np.nan)
-    unseen[tested] = target.decode(y_dist.loc)
-    scores[tested] = target.scores(values[tested], y_dist)
+    scores[tested] = residual_scores(model.space, values[tested], y_dist)
     scales[tested] = y_dist.scale.numpy()
     share = trust * weights / weights[counts].mean()
-    target.conformal = Conformal.fit(scores[tested], share[tested])
+    calibration = Conformal.fit(scores[tested], share[tested])
+    target = Target(model.space, model.stack.chain, calibration, limits)
+    unseen[tested] = target.decode(y_dist.loc)
     peers = {peer: target.decode(found) for peer, found in evidence.peers.items()}
     return target, TargetEvidence(values, unseen, scores, trust, scales, peers)
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import preprocessing
@@ -97,8 +98,6 @@ def typed_cells(frame: Any, schema: Schema, *, is_said: bool = True) -> Any:
 
     Infinite numbers and those beyond LARGEST count as missing; `is_said`: with a warning.
     """
-    import pandas
-
     cells: dict[str, Any] = {}
     for name in schema.numbers:
         numbers = _column_numbers(frame, name, schema)
@@ -113,7 +112,7 @@ def typed_cells(frame: Any, schema: Schema, *, is_said: bool = True) -> Any:
     for name in (*schema.categories, *schema.texts):
         pairs = zip(frame[name].tolist(), frame[name].isna().tolist(), strict=True)
         cells[name] = np.array(["" if gone else str(value) for value, gone in pairs], dtype=object)
-    return pandas.DataFrame(cells, index=frame.index)
+    return pd.DataFrame(cells, index=frame.index)
 
 
 def _column_numbers(frame: Any, name: str, schema: Schema) -> Array:
@@ -307,6 +306,22 @@ def choose_sources(sources: Sources, schema: Schema) -> list[str]:
             "columns and words); add another."
         )
     return found
+
+
+def row_texts(frame: Any, schema: Schema) -> list[str]:
+    """What the language model reads of every row: its texts, or "carat is 0.9, cut is Ideal"."""
+    columns = {*schema.numbers, *schema.categories}
+    names = schema.texts or [name for name in frame if name in columns]
+    cells = frame[names].astype(object)
+    rows = cells.where(cells.notna(), None if schema.texts else "unknown").itertuples(index=False)
+    if schema.texts:
+        return [" ".join(_said(cell) for cell in row if cell is not None) for row in rows]
+    told = (zip(names, row, strict=True) for row in rows)
+    return [", ".join(f"{name} is {_said(cell)}" for name, cell in row) for row in told]
+
+
+def _said(cell: Any) -> str:
+    return f"{cell:.10g}" if isinstance(cell, float) else " ".join(str(cell).split())
 
 
 def typical_row(frame: Any, schema: Schema) -> Any:
