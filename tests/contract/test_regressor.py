@@ -126,6 +126,12 @@ def causal_qwen(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+def fit(data: Path, output: Path, backbone: str, *words: str) -> Any:
+    """What `fit --json` reports about the target price."""
+    options = ("-y", "price", "--model", backbone, "--set", "folds=2", "--json")
+    return causal_qwen("fit", str(data), "-o", str(output), *options, *words)
+
+
 @FEW_TREES
 def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path: Path) -> None:
     spoiled = table.copy()
@@ -140,7 +146,7 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
     )
     assert report["rows"] == 78
     assert report["notes"] == [
-        "2 rows without a finite price are skipped: lines 5 and 7: price 'n/a'; write "
+        "2 rows without a finite price are skipped: lines 5, 7: price 'n/a'; write "
         "numbers as 1870.5, without units."
     ]
     assert report["errors"]["price"]["together"] < 100
@@ -197,18 +203,15 @@ def test_predict_gives_back_the_users_cells_as_they_are_written(saved: str, tmp_
 def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
-    from causal_qwen.regression.csv_io import fit_csv
-
     lines = ["grade,price", *(f"{row.grade},{row.price}" for row in table.itertuples())]
     lines[2] = "A,18 kg"
     lines[4] = "B,True"
     lines.insert(1, '"A\nA",100')
     (tmp_path / "table.csv").write_text("\n".join(lines))
-    place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
-    report = fit_csv(*place, model=backbone, folds=2)
+    report = fit(tmp_path / "table.csv", tmp_path / "saved", backbone)
     assert report["rows"] == 79
     assert report["notes"] == [
-        "2 rows without a finite price are skipped: lines 5 and 7: price '18 kg'; write "
+        "2 rows without a finite price are skipped: lines 5, 7: price '18 kg'; write "
         "numbers as 1870.5, without units."
     ]
 
@@ -217,15 +220,12 @@ def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
 def test_amounts_are_targets_and_no_row_of_a_thousand_is_lost(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
-    from causal_qwen.regression.csv_io import fit_csv
-
     large = 100 * table.price.astype(int)
     rows = [f'{grade},"${price:,}"' for grade, price in zip(table.grade, large, strict=True)]
     (tmp_path / "amounts.csv").write_text("\n".join(["grade,price", *rows]))
     table.assign(price=large).to_csv(tmp_path / "digits.csv", index=False)
-    options: dict[str, Any] = {"model": backbone, "folds": 2}
-    report = fit_csv(tmp_path / "amounts.csv", ["price"], tmp_path / "one", **options)
-    digits = fit_csv(tmp_path / "digits.csv", ["price"], tmp_path / "two", **options)
+    report = fit(tmp_path / "amounts.csv", tmp_path / "one", backbone)
+    digits = fit(tmp_path / "digits.csv", tmp_path / "two", backbone)
     assert report["rows"] == len(table)
     assert report["errors"] == digits["errors"]
     (note,) = [note for note in report["notes"] if note not in digits["notes"]]
@@ -235,24 +235,21 @@ def test_amounts_are_targets_and_no_row_of_a_thousand_is_lost(
 def test_identifiers_are_left_out_with_a_note_unless_they_are_named(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
-    from causal_qwen.regression.csv_io import fit_csv
-
     numbered = table.assign(ring_id=[f"R{row}" for row in range(len(table))], row=range(len(table)))
     numbered.to_csv(tmp_path / "table.csv", index=False)
-    place = tmp_path / "table.csv", ["price"]
-    options: dict[str, Any] = {"model": backbone, "folds": 2, "sources": ["model"]}
 
-    def columns(name: str, **more: Any) -> list[str]:
-        report = fit_csv(*place, tmp_path / name, **options, **more)
+    def columns(name: str, *named: str) -> list[str]:
+        words = "--source", "model", *(f"--column={column}" for column in named)
+        report = fit(tmp_path / "table.csv", tmp_path / name, backbone, *words)
         notes = [note for note in report["notes"] if "left out" in note]
         assert bool(notes) == (name == "all")
         if notes:
-            assert notes[0].startswith("2 columns that name rows are left out: 'ring_id', 'row'")
+            assert notes[0].startswith("left out, as they name rows: 'ring_id', 'row'")
         schema = CausalTextRegressor.load(tmp_path / name).source_.table.schema
         return [*schema.numbers, *schema.categories]
 
     assert columns("all") == ["grade"]
-    assert columns("named", columns=["ring_id", "grade"]) == ["ring_id", "grade"]
+    assert columns("named", "ring_id", "grade") == ["ring_id", "grade"]
 
 
 @pytest.mark.slow

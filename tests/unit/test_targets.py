@@ -51,7 +51,7 @@ def test_missing_cells_are_nan_and_others_are_named() -> None:
     found = read(["a"] * 5, pd.Series([1, None, "NA", "", pd.NA], dtype=object))
     np.testing.assert_array_equal(found["value"], [1, *[np.nan] * 4])
     frame = pd.DataFrame({"p": ["1", "1.5k", "5 kg"]}, index=[10, 11, 12])
-    with pytest.raises(ValueError, match=r"'p' .* rows 11 and 12, such as '1\.5k'"):
+    with pytest.raises(ValueError, match=r"'p' .* rows 11, 12, such as '1\.5k'"):
         read_targets(frame, "p")
 
 

@@ -191,9 +191,9 @@ def report(
         if (run / "regressor.skops").is_file():
             if data is None:
                 raise ValueError("a regressor's report needs rows: causal-qwen report FITTED DATA.")
-            from causal_qwen.regression.csv_io import report_csv
+            from causal_qwen.regression.report import write_report as write_regressor_report
 
-            page = report_csv(run, data, **opt.parse_settings(settings, REPORTING))
+            page = write_regressor_report(run, data, **opt.parse_settings(settings, REPORTING))
         else:
             if data is not None:
                 raise ValueError(f"{run} was not written by `fit`, so {data} has no effect.")

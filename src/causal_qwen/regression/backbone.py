@@ -39,8 +39,8 @@ class OpenModel:
     def __fspath__(self) -> str:
         if not self.name:
             raise ValueError(
-                "the OpenModel was made in memory and has no directory to save by name: write the "
-                "model and its processor with save_pretrained, and open that directory."
+                "an OpenModel made in memory has no directory to save by name: write it with "
+                "save_pretrained, and open that."
             )
         return self.name
 
@@ -49,9 +49,6 @@ class OpenModel:
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (os.fspath(self),)
-
-    def __repr__(self) -> str:
-        return f"OpenModel({self.name!r})"
 
 
 def open_shared(source: Any, verbose: bool, device: str, dtype: str) -> Pair:

@@ -57,18 +57,16 @@ Progress = Callable[[int, int], None]  # (done, total)
 
 
 def encode_texts(texts: Sequence[str], processor: Processor, max_length: int) -> list[Encoded]:
-    """Ids and values up to the place of the next number; long texts lose their beginning."""
-    encoded = []
-    for text in texts:
-        inputs = processor(processor.ask(text))
-        encoded.append((inputs["input_ids"][-max_length:], inputs["numeric_values"][-max_length:]))
-    return encoded
-
-
-def too_long(texts: Sequence[str], processor: Processor, max_length: int) -> list[int]:
-    """Indices of the texts that `encode_texts` truncates."""
-    some = ((row, text) for row, text in enumerate(texts) if len(text.encode()) + 2 > max_length)
-    return [row for row, text in some if len(processor(processor.ask(text)).input_ids) > max_length]
+    """Ids and values up to the place of the next number; long texts lose their beginning, with a
+    warning."""
+    inputs = [processor(processor.ask(text)) for text in texts]
+    if count := sum(len(one["input_ids"]) > max_length for one in inputs):
+        warnings.warn(
+            f"{count} of {len(texts)} texts are longer than {max_length} tokens (max_length, or "
+            "the model's context) and lose their beginning.",
+            stacklevel=4,
+        )
+    return [(one["input_ids"][-max_length:], one["numeric_values"][-max_length:]) for one in inputs]
 
 
 def pooled_hidden(

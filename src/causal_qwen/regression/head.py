@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,31 +35,10 @@ NEGLIGIBLE = 1e-7  # components with less than this share of the largest varianc
 Array = NDArray[np.float64]
 
 
-class Basis(NamedTuple):
-    """z -> t, uncorrelated and of unit variance. t = z @ directions.T - offset"""
-
-    directions: Tensor  # (R, H)
-    offset: Tensor  # (R,)
-    variance: Tensor  # (R,): s_j^2, of the components of the standardised features
-
-    def __call__(self, z: Tensor) -> Tensor:
-        return z @ self.directions.T - self.offset
-
-
-class ScaleHead(NamedTuple):
-    """scale = e^(slope.z + level) + noise"""
-
-    slope: Tensor  # (H,)
-    level: float
-    noise: float
-
-    def __call__(self, z: Tensor) -> Tensor:
-        """(N, H) -> (N,)"""
-        return (z @ self.slope + self.level).exp() + self.noise
-
-
-def principal_basis(z: Tensor, weights: Tensor) -> Basis:
-    """The principal components of standardised features (N, H), rows weighted by `weights` (N,)."""
+def principal_basis(z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The principal components of standardised features (N, H), rows weighted by `weights` (N,):
+    directions (R, H) and offset (R,) of t = z @ directions.T - offset, uncorrelated and of unit
+    variance, and s_j^2 (R,)."""
     x, share = z.double(), (weights.double() / weights.double().sum()).unsqueeze(-1)
     center = (share * x).sum(0)
     spread = (share * (x - center) ** 2).sum(0).sqrt()
@@ -70,16 +48,18 @@ def principal_basis(z: Tensor, weights: Tensor) -> Basis:
     is_kept = variance > NEGLIGIBLE * variance[-1].clamp_min(torch.finfo(variance.dtype).tiny)
     variance, vectors = variance[is_kept], vectors[:, is_kept]
     directions = (vectors / variance.sqrt()).T / spread
-    return Basis(directions, directions @ center, variance)
+    return directions, directions @ center, variance
 
 
-def fit_scale(z: Tensor, residuals: Tensor, weights: Tensor, seed: int = 0) -> ScaleHead:
-    """The scale of residuals (N,) by features (N, H): a part that depends on z, and a constant.
-    Both start from the median size of a residual, which is a Cauchy's scale."""
+def fit_scale(
+    z: Tensor, residuals: Tensor, weights: Tensor, seed: int = 0
+) -> tuple[Tensor, float, float]:
+    """The scale of residuals (N,) by features (N, H), e^(slope.z + level) + noise: slope (H,),
+    level and noise. Both parts start from the median size of a residual, a Cauchy's scale."""
     median = max(float(residuals.abs().median()), 1e-6)
     starts = math.log(0.8 * median), math.log(0.2 * median)
-    basis = principal_basis(z, weights)
-    t, variance = basis(z.double()).float(), basis.variance.float()
+    directions, offset, variance = principal_basis(z, weights)
+    t, variance = (z.double() @ directions.T - offset).float(), variance.float()
     y, weights = residuals.float().unsqueeze(-1), weights.float()
     fold = torch.randperm(len(t), generator=torch.Generator().manual_seed(seed))
     fold = fold % min(FOLDS, len(t))  # (N,)
@@ -104,8 +84,8 @@ def fit_scale(z: Tensor, residuals: Tensor, weights: Tensor, seed: int = 0) -> S
         rows = scale_loss(final.outputs(), y).view(len(t), 1, 1)
         final.step((rows * weights.view(-1, 1, 1)).sum(0) / weights.sum())
     weight, bias = (part[0].detach().double() for part in final.heads())
-    level = float(bias[0] - weight[0] @ basis.offset)
-    return ScaleHead(weight[0] @ basis.directions, level, math.exp(float(bias[1])))
+    level = float(bias[0] - weight[0] @ offset)
+    return weight[0] @ directions, level, math.exp(float(bias[1]))
 
 
 def scale_loss(outputs: Tensor, residuals: Tensor) -> Tensor:
@@ -161,10 +141,10 @@ class _ParallelHeads:
 
 @dataclass(frozen=True)
 class Chain:
-    """z -> U -> Y in float64: abduction and action, whose m coordinates have one scale.
+    """z -> U -> Y in float64: abduction and action. The m coordinates of U have one scale.
 
     loc_U = z, without its last column      scale_U = exp(slope.z + level)
-    U' = Cauchy(loc_U, scale_U + noise)      Y = weight.U' + bias
+    U' = Cauchy(loc_U, scale_U + noise)      Y = weight.U' + bias, a Cauchy
     """
 
     slope: Array  # (m + 1,)
@@ -174,19 +154,17 @@ class Chain:
     bias: float
 
     @classmethod
-    def of(cls, weight: Array, bias: float, scale: ScaleHead) -> Chain:
-        """|weight|.scale_U' is the output of the scale's head."""
+    def of(cls, weight: Array, bias: float, scale: tuple[Tensor, float, float]) -> Chain:
+        """|weight|.scale_U' is what `fit_scale` gave."""
         weight = np.where(np.abs(weight).sum() > 0, weight, 1e-9)
+        slope, level, noise = scale
         norm = math.log(np.abs(weight).sum())
-        noise = scale.noise * math.exp(-norm)
-        return cls(scale.slope.numpy(), scale.level - norm, noise, weight, float(bias))
+        return cls(slope.numpy(), level - norm, noise * math.exp(-norm), weight, float(bias))
 
-    def __call__(self, z: Tensor) -> tuple[Cauchy, Cauchy]:
-        """U' (N, m) and Y (N,)"""
+    def __call__(self, z: Tensor) -> Cauchy:
+        """(N, m + 1) -> Y (N,)"""
         x = z.double().numpy()
-        loc = x[:, :-1]
         scale = np.exp(x @ self.slope + self.level) + self.noise
-        wide = torch.from_numpy(scale).unsqueeze(-1).expand(loc.shape)
         total = np.maximum(scale * np.abs(self.weight).sum(), SCALE_FLOOR)
-        y = Cauchy(torch.from_numpy(loc @ self.weight + self.bias), torch.from_numpy(total))
-        return Cauchy(torch.from_numpy(loc), wide), y
+        loc = x[:, :-1] @ self.weight + self.bias
+        return Cauchy(torch.from_numpy(loc), torch.from_numpy(total))

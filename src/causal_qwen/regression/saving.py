@@ -19,7 +19,7 @@ VERSION = 3  # of the file; a change of what it contains is another version
 OURS = {
     "modeling.value_space": ("ValueSpace",),
     "regression.conformal": ("Conformal", "Limits", "Target"),
-    "regression.experts": ("Expert", "Fitted", "Ridge", "Stack"),
+    "regression.experts": ("Expert", "Ridge", "Stack"),
     "regression.head": ("Chain",),
     "regression.source_model": ("Reading", "SourceModel", "TargetModel"),
     "regression.sources": ("Schema", "Spline", "TableFeatures"),
@@ -50,9 +50,8 @@ def read_state(file: Path) -> dict[str, Any]:
     except Exception as error:  # whatever damaged bytes make zip, JSON and skops raise
         reason = (str(error).splitlines() or [""])[0][:100] or type(error).__name__
         raise ValueError(f"{file} is damaged ({reason}); restore it, or fit again.") from None
-    version = state.get("version") if isinstance(state, dict) else None
-    if version != VERSION:
-        what = f"objects of the type {unknown[0]}" if unknown else f"the version {version}"
+    if unknown or not isinstance(state, dict) or state.get("version") != VERSION:
+        what = f"objects of the type {unknown[0]}" if unknown else "another version"
         raise ValueError(f"{file} has {what}, which this causal-qwen does not load; fit again.")
     found: dict[str, Any] = state
     return found

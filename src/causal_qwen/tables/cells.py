@@ -144,16 +144,11 @@ def with_point(cell: str) -> str:
 
 def find_decimal(cells: Iterable[str], is_usual: bool) -> str:
     """The decimal mark of a file's cells. "1,5" can only be a decimal comma, "1.5" only a decimal
-    point, "1,234" either. Where no cell decides, the comma if it `is_usual`. Both are refused."""
+    point, "1,234" either. Where no cell decides, the comma if it `is_usual`."""
     cells = [cell.strip() for cell in cells]
-    comma = next(filter(CERTAIN_COMMA.fullmatch, cells), None)
-    point = next(filter(CERTAIN_POINT.fullmatch, cells), None)
-    if comma is not None and point is not None:
-        raise ValueError(
-            f"decimal commas, {shown(comma)}, and decimal points, {shown(point)}, in one file; "
-            "name one (--set decimal=,), and the others stay text."
-        )
-    return "," if comma is not None or (is_usual and point is None) else "."
+    if any(map(CERTAIN_COMMA.fullmatch, cells)):
+        return ","
+    return "," if is_usual and not any(map(CERTAIN_POINT.fullmatch, cells)) else "."
 
 
 def shown(text: str) -> str:

@@ -127,8 +127,6 @@ def _plain_column(pandas: Any, column: Any) -> Any:
 
 def _flat(cell: Any) -> Any:
     """["red", "blue"] is "red, blue"."""
-    if isinstance(cell, dict):
-        return ", ".join(f"{name} {value}" for name, value in cell.items())
     return ", ".join(map(str, cell)) if isinstance(cell, NESTED) else cell
 
 
@@ -146,11 +144,10 @@ def read_texts(X: Any) -> list[str]:
         raise TypeError("X is a string; give a list of texts.")
     if getattr(X, "ndim", 1) == 2 and X.shape[1] != 1:
         raise ValueError(f"X has {X.shape[1]} columns; give the one that holds the texts.")
-    texts = list(np.asarray(X)[:, 0] if getattr(X, "ndim", 1) == 2 else X)
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"X[{row}] is {type(text).__name__}; give a string.")
-    return [str(text) for text in texts]
+    texts = np.asarray(X, dtype=object).ravel().tolist()
+    if others := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(f"X has {others[0]!r} among its texts; give strings.")
+    return texts
 
 
 # ---------------------------------------------------------------- names, cells and rows
@@ -185,17 +182,16 @@ def plain(cell: Any) -> Any:
 
 
 def name_rows(rows: Any, index: Any = None) -> str:
-    """ "row 3", "rows 3, 5 and 7", "9 rows (3, 5, 7, 8, 9, ...)"; by `index`, a table's labels.
+    """ "row 3", "rows 3, 5", "9 rows (3, 5, 7, 8, 9, ...)"; by `index`, a table's labels.
 
     A table read from a file has its lines as the index: "line 3".
     """
     noun = LINE if getattr(index, "name", None) == LINE else "row"
-    names = [str(row if index is None else index[row]) for row in map(int, rows[: ROWS_LISTED + 1])]
-    if len(names) == 1:
-        return f"{noun} {names[0]}"
-    if len(names) <= ROWS_LISTED:
-        return f"{noun}s {', '.join(names[:-1])} and {names[-1]}"
-    return f"{len(rows)} {noun}s ({', '.join(names[:ROWS_LISTED])}, ...)"
+    names = [str(row if index is None else index[row]) for row in map(int, rows[:ROWS_LISTED])]
+    listed = ", ".join(names)
+    if len(rows) > ROWS_LISTED:
+        return f"{len(rows)} {noun}s ({listed}, ...)"
+    return f"{noun} {listed}" if len(rows) == 1 else f"{noun}s {listed}"
 
 
 # ---------------------------------------------------------------- kinds of columns
