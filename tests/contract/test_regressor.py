@@ -17,7 +17,6 @@ import pytest
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from sklearn.base import clone, is_regressor  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
@@ -61,28 +60,7 @@ def table() -> Any:
     return pd.DataFrame({"grade": grade, "price": price.round(2)})
 
 
-@pytest.fixture
-def regressor(backbone: str) -> Any:
-    return CausalTextRegressor(model=backbone, folds=2, sources=["model"], verbose=False)
-
-
 # --- scikit-learn
-
-
-def test_it_is_a_regressor_whose_parameters_are_its_arguments(regressor: Any) -> None:
-    assert is_regressor(regressor)
-    settings = regressor.get_params()
-    assert clone(regressor).get_params() == settings
-    assert regressor.set_params(folds=3).get_params() == {**settings, "folds": 3}
-    with pytest.raises(ValueError, match="Invalid parameter 'flods'"):
-        regressor.set_params(flods=3)
-
-
-def test_fitting_changes_neither_parameters_nor_data(regressor: Any, table: Any) -> None:
-    settings, before = regressor.get_params(), table.copy()
-    assert regressor.fit(table, "price") is regressor
-    assert regressor.get_params() == settings
-    pd.testing.assert_frame_equal(table, before)
 
 
 OWN_WORDS = "the message names the thing and its cure in our own words"
@@ -197,23 +175,6 @@ def test_predict_gives_back_the_users_cells_as_they_are_written(saved: str, tmp_
     assert (tmp_path / "out.csv").read_bytes() == given
     read = pd.read_csv(tmp_path / "out.csv")
     assert read["price_predicted"].tolist() == [row["price_predicted"] for row in rows]
-
-
-@FEW_TREES
-def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
-    backbone: str, table: Any, tmp_path: Path
-) -> None:
-    lines = ["grade,price", *(f"{row.grade},{row.price}" for row in table.itertuples())]
-    lines[2] = "A,18 kg"
-    lines[4] = "B,True"
-    lines.insert(1, '"A\nA",100')
-    (tmp_path / "table.csv").write_text("\n".join(lines))
-    report = fit(tmp_path / "table.csv", tmp_path / "saved", backbone)
-    assert report["rows"] == 79
-    assert report["notes"] == [
-        "2 rows without a finite price are skipped: lines 5, 7: price '18 kg'; write "
-        "numbers as 1870.5, without units."
-    ]
 
 
 @FEW_TREES

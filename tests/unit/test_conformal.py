@@ -78,14 +78,6 @@ def test_wrong_labels_without_credibility_do_not_widen_intervals() -> None:
     assert fitted(both).radius(0.9) > 90
 
 
-@given(st.integers(2, 60), st.integers(0, 99))
-def test_weights_of_2_are_rows_that_occur_twice(rows: int, seed: int) -> None:
-    residuals = np.random.default_rng(seed).normal(size=rows)
-    two = weighted(residuals.tolist(), [2.0] * rows)
-    twice = fitted(np.repeat(residuals, 2).tolist())
-    assert two.radius(0.5) == twice.radius(0.5)
-
-
 # ---------------------------------------------------------------- of a fitted regressor
 
 

@@ -32,12 +32,6 @@ def test_contributions_to_a_sum_are_exact_in_any_order() -> None:
     assert found.rows["baseline"].tolist() == [12, 12]
 
 
-def test_contributions_to_a_product_add_up() -> None:
-    found = explained(lambda rows: rows["a"] * rows["b"] * rows["c"] + rows["d"])
-    total = found.table.groupby("row")["median"].sum()
-    np.testing.assert_allclose(total, found.rows["prediction"] - found.rows["baseline"])
-
-
 def test_few_parts_are_tried_in_every_order() -> None:
     rows, base = ROWS[["a", "b"]], {"a": 1.0, "b": 1.0}
     found = explain_rows(rows, base, (), lambda given: given["a"] * given["b"], 2, 0)

@@ -101,23 +101,6 @@ def test_a_long_text_loses_its_beginning(pair: Any) -> None:
     np.testing.assert_allclose(cut, whole, rtol=1e-5)
 
 
-def test_cached_texts_are_not_read_again(
-    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processor, model = pair
-    cache = tmp_path / "new" / "features"
-    first = features(TEXTS[:2], model, processor, MIDDLE, max_length=64, cache=cache)
-
-    def fail(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("causal_qwen.regression.features.pooled_hidden", fail)
-    again = features(TEXTS[1::-1], model, processor, MIDDLE, max_length=64, cache=cache)
-    assert np.array_equal(again[::-1], first)
-    with pytest.raises(KeyboardInterrupt):
-        features(TEXTS, model, processor, MIDDLE, max_length=64, cache=cache)
-
-
 def test_the_fingerprint_changes_with_all_that_z_depends_on(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,11 +114,6 @@ def test_texts_and_tables_of_the_same_words_predict_the_same(
     np.testing.assert_allclose(of_texts, of_table, rtol=1e-6)
 
 
-def test_predictions_ignore_the_target_column(fitted: Any, table: Any) -> None:
-    without = table[60:].drop(columns="price")
-    assert fitted.predict(without).tolist() == fitted.predict(table[60:]).tolist()
-
-
 def test_every_target_has_its_own_head(make: Callable[..., Any], table: Any) -> None:
     table = table.assign(tax=table.price * -0.1)
     both = make().fit(table[:60], ["price", "tax"])
@@ -163,31 +158,35 @@ def test_a_text_is_read_once_and_then_cached(
 # --- saving
 
 
-def overwrite_weights(path: Path, fresh_model: Callable[..., Any]) -> None:
-    """Another model of the same shape and size in the same directory."""
-    config = open_model(path)[1].config
-    fresh_model(
-        seed=1,
-        vocab_size=config.vocab_size,
-        num_token_id=config.num_token_id,
-        max_position_embeddings=256,
-        initializer_range=0.1,
-    ).save_pretrained(path)
-
-
 def test_loading_with_a_changed_backbone_is_refused(
+    fitted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(tmp_path / "saved")
+    monkeypatch.setattr(features_module, "fingerprint", lambda *_: "another")
+    with pytest.raises(ValueError, match="language model or max_length has changed"):
+        CausalTextRegressor.load(tmp_path / "saved")
+
+
+def test_a_backbone_is_found_by_a_relative_name_and_where_it_has_moved(
     make: Callable[..., Any],
     backbone: Path,
     table: Any,
     tmp_path: Path,
-    fresh_model: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine = tmp_path / "mine"
-    shutil.copytree(backbone, mine)
-    make(model=str(mine)).fit(table[:60], "price").save(tmp_path / "saved")
-    overwrite_weights(mine, fresh_model)
-    with pytest.raises(ValueError, match="language model or max_length has changed"):
+    shutil.copytree(backbone, tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    regressor = make(model="models").fit(table[:60], "price")
+    regressor.save("saved")
+    expected = regressor.predict(table)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert np.array_equal(CausalTextRegressor.load(tmp_path / "saved").predict(table), expected)
+    shutil.move(tmp_path / "models", tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="models"):
         CausalTextRegressor.load(tmp_path / "saved")
+    again = CausalTextRegressor.load(tmp_path / "saved", model=tmp_path / "moved")
+    assert np.array_equal(again.predict(table), expected)
 
 
 # --- OpenModel

@@ -26,12 +26,11 @@ from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 from causal_qwen.regression import (  # noqa: E402
     experts,
-    source_model,
 )
 from causal_qwen.regression.backbone import OpenModel  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
-from causal_qwen.regression.source_model import SourceModel, _Trial  # noqa: E402
-from causal_qwen.regression.sources import similarity, split_rows  # noqa: E402
+from causal_qwen.regression.source_model import _Trial  # noqa: E402
+from causal_qwen.regression.sources import split_rows  # noqa: E402
 
 QUICK: dict[str, Any] = {"folds": 3, "verbose": False}
 
@@ -152,32 +151,9 @@ def test_rows_beyond_the_training_range_get_wider_intervals(fitted: Any, houses:
 # --- splits and weights
 
 
-class Stop(Exception):
-    """Raised instead of fitting."""
-
-
-def splits_of(monkeypatch: pytest.MonkeyPatch, fit: Callable[[], Any]) -> Any:
-    """The (training, test) rows that `fit` hands to cross-validation."""
-    seen: list[Any] = []
-
-    def keep(
-        self: Any, frame: Any, z: Any, values: Any, weights: Any, splits: Any, **_: Any
-    ) -> Any:
-        seen.append(splits)
-        raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SourceModel, "fit", keep)
-        with pytest.raises(Stop):
-            fit()
-    return seen[0]
-
-
-def test_a_group_is_never_on_both_sides_of_a_split(
-    houses: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups, rising = np.arange(120) // 7, houses[:120].assign(medv=np.arange(120.0))
-    found = splits_of(monkeypatch, lambda: columns_only().fit(rising, "medv", groups=groups))
+def test_a_group_is_never_on_both_sides_of_a_split() -> None:
+    groups = np.arange(120) // 7
+    found = split_rows(120, groups, None, 3, 0)
     assert len(found) == 3
     for training, test in found:
         assert not {*groups[training]} & {*groups[test]}
@@ -228,17 +204,6 @@ def test_numbers_inside_texts_are_columns() -> None:
 
 
 # --- tables of other libraries
-
-
-def test_similarities_multiply_to_the_kernel(houses: Any) -> None:
-    x = houses.to_numpy(float)[:80]
-    x = (x - x.mean(0)) / x.std(0)
-    found = similarity(x)
-    squares = ((x[:, None] - x) ** 2).sum(-1)
-    assert found.gamma == pytest.approx(0.5 / np.median(squares[squares > 0]))
-    features = found.transform(x)
-    np.testing.assert_allclose(features @ features.T, np.exp(-found.gamma * squares), atol=1e-6)
-    assert similarity(np.ones((5, 2))).transform(np.ones((1, 2))).shape == (1, 5)  # all the same
 
 
 def test_the_kernel_finds_what_no_sum_of_columns_gives() -> None:
@@ -365,9 +330,7 @@ def test_of_many_texts_a_sample_shows_how_the_language_model_reads_the_others(
 # --- targets, supports, labels of one value
 
 
-def test_a_choice_of_the_fit_is_made_on_the_rows_that_splits_keep_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_choice_of_the_fit_is_made_on_the_rows_that_splits_keep_apart() -> None:
     """Names of groups promise much to leave-one-out, and nothing for a new group."""
     rng = np.random.default_rng(0)
     groups, x = np.repeat(np.arange(12), 8), rng.normal(size=(96, 1))
@@ -385,30 +348,6 @@ def test_a_choice_of_the_fit_is_made_on_the_rows_that_splits_keep_apart(
     }
     assert losses["random"][1] < losses["random"][0] - 2
     assert losses["groups"][1] > losses["groups"][0] - 0.1
-
-    seen: list[Any] = []
-    real = source_model._Trial
-
-    def kept(weights: Any, splits: Any) -> Any:
-        seen.append(splits)
-        return real(weights, splits)
-
-    monkeypatch.setattr(source_model, "_Trial", kept)
-    table = pd.DataFrame({"x": x[:, 0], "w": rng.normal(size=96)})
-    for options, given in (
-        ({}, {}),
-        ({}, {"groups": groups}),
-        ({"cv": TimeSeriesSplit(3)}, {}),
-    ):
-        fitted = CausalTextRegressor(sources=["columns"], verbose=False, **options)
-        fitted.fit(table, y, **given)
-    none, grouped, ordered = seen
-    assert none is None
-    for training, test in grouped:
-        assert not {*groups[training]} & {*groups[test]}
-    assert len(ordered) == 3
-    for training, test in ordered:
-        assert max(training) < min(test)
 
 
 # --- scikit-learn
