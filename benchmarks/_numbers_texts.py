@@ -19,6 +19,7 @@ import torch
 from _numbers_tables import load
 
 from causal_qwen import CausalTextRegressor
+from causal_qwen.regression.features import MIDDLE
 from causal_qwen.regression.regressor import MANY_TEXTS, SAMPLE
 
 ROWS, WORDS, NEW = 5000, 20, 500
@@ -51,7 +52,7 @@ def many_texts(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
         medians = regressor.predict(new)
         each = (time.perf_counter() - start) / NEW
     reading = regressor.source_.targets[TARGET].reading
-    read = "nothing" if reading is None else f"{reading.name} of the layers"
+    read = "nothing" if reading is None else f"{MIDDLE[reading.pooling]} of the layers"
     record = {
         "rows": count,
         "seconds": round(seconds, 1),

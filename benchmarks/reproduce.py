@@ -19,17 +19,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import bench_numbers
 import decode
 import individuals
 import numpy as np
 import torch
-from _numbers_heads import GAUSSIAN, MSE, OURS
+from _numbers_tables import ALL, mistake
 from _results import load, make_parser, paired_ratio, parse, save, span, table, time_peers
 from _texts import TUNING_PROMPTS
 from engine import NumPyPeer, TorchPeer
 from transformers import Qwen2ForCausalLM
 
+from causal_qwen import CausalTextRegressor
 from causal_qwen.analysis.verify import verify
 from causal_qwen.conversion.checkpoint_io import as_qwen2, encode_texts, load_base, quiet
 from causal_qwen.conversion.convert import compare, convert, default_model
@@ -143,23 +143,24 @@ def decoding_speed(subject: Subject, size: Size) -> Figures:
 
 
 def numbers(subject: Subject, size: Size) -> Figures:
-    """The Cauchy head beside others on the same frozen features."""
-    sizes = ["--seeds", "1", "--rows", str(size.rows), "--model", str(subject.path)]
-    options = bench_numbers.arguments().parse_args(["--quick", *sizes, "--tables", *size.tables])
-    results = bench_numbers.frozen(options)
+    """A regressor that reads rows with this model alone, beside the median of the labels."""
     figures = {}
     for name in size.tables:
-        for kind, share in dict.fromkeys((r["kind"], r["share"]) for r in results):
-            where = f"{name}, {kind}" + (f" {share:.0%}" if share else "")
-            ours, *others = (
-                bench_numbers.pooled(results, name, kind, share, head)
-                for head in (OURS, GAUSSIAN, MSE)
-            )
-            for head, other in zip((GAUSSIAN, MSE), others, strict=True):
-                figures[f"{where}: median error, times that of {head}"] = f"{ours / other:.2f}"
-        clean = (*bench_numbers.CLEAN, OURS, "conformal_coverage_0.9")
-        covered = bench_numbers.pooled(results, name, *clean)
-        figures[f"{name}: calibrated 90% intervals hold"] = f"{covered:.0%}"
+        frame, values = ALL[name].read(2 * size.rows)
+        rows = len(values) // 2
+        wrong, _ = mistake(values[:rows], "mixed", 0)
+        for what, labels in (("clean", values[:rows]), ("20% wrong", wrong)):
+            regressor = CausalTextRegressor(
+                model=subject.path, sources=["model"], verbose=False
+            ).fit(frame[:rows], labels)
+            truth = values[rows:]
+            found = regressor.predict(frame[rows:]), np.median(labels)
+            ours, constant = (np.median(np.abs(one - truth)) for one in found)
+            low, high = regressor.predict_interval(frame[rows:], 0.9)
+            inside = np.mean((low <= truth) & (truth <= high))
+            of_constant = f"{name}, {what}: median error, times that of a constant"
+            figures[of_constant] = f"{ours / constant:.2f}"
+            figures[f"{name}, {what}: 90% intervals hold"] = f"{inside:.0%}"
     return figures
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,17 +154,6 @@ def short_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             config |= {"num_hidden_layers": SHORT, "layer_types": config["layer_types"][:SHORT]}
             (directory / "config.json").write_text(json.dumps(config), "utf-8")
     return directory
-
-
-@pytest.fixture(scope="module")
-def quick_head() -> Iterator[None]:
-    """A regressor's head under one noise, in a seventh of the time of the best of four.
-
-    For tests of all that surrounds the head; test_fit.py tests the choice.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("causal_qwen.regression.head.NOISES", (0.1,))
-        yield
 
 
 @pytest.fixture

@@ -347,7 +347,6 @@ def test_training_takes_every_accelerator_or_none(monkeypatch: Any) -> None:
     assert args.use_cpu
 
 
-@pytest.mark.usefixtures("quick_head")
 def test_a_saved_regressor_has_the_dtype_of_fit_and_no_device(
     tiny_directory: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:

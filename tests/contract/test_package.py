@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -136,41 +135,6 @@ def test_a_missing_torch_extra_raises_one_sentence_with_the_cure(hidden: set[str
     assert "pip install '.[torch]'" in message
     assert "\n" not in message
     assert len(re.findall(r"[.!?](?=\s|$)", message)) <= 1, f"more than one sentence: {message}"
-
-
-def test_a_missing_package_is_advised_from_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from causal_qwen.regression import explanation, regressor
-    from causal_qwen.tables.frames import require_pandas
-
-    again = importlib.util.spec_from_file_location("again", regressor.__file__)
-    assert again is not None
-    assert again.loader is not None
-    loader, module = again.loader, importlib.util.module_from_spec(again)
-    for missing, extra, call in (
-        ("pandas", "tables", lambda: require_pandas()),
-        ("matplotlib", "plot", lambda: explanation.new_axes()),
-        ("sklearn.base", "tables", lambda: loader.exec_module(module)),
-    ):
-        monkeypatch.setitem(sys.modules, missing, None)
-        with pytest.raises(ImportError, match=rf"'\.\[{extra}\]' in a clone"):
-            call()
-
-
-def test_scikit_learn_is_missed_before_any_file_that_needs_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from causal_qwen.regression import regressor
-
-    for name in [*sys.modules]:
-        if name.startswith("causal_qwen.regression."):
-            monkeypatch.delitem(sys.modules, name)
-        elif name.split(".")[0] == "sklearn":
-            monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
-    again = importlib.util.spec_from_file_location("again", regressor.__file__)
-    assert again is not None
-    assert again.loader is not None
-    with pytest.raises(ImportError, match=r"needs scikit-learn, .* '\.\[tables\]'"):
-        again.loader.exec_module(importlib.util.module_from_spec(again))
 
 
 def test_the_program_is_installed_as_a_console_script() -> None:

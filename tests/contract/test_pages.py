@@ -219,7 +219,7 @@ NO_LENGTH = pytest.mark.filterwarnings("ignore:Using the model-agnostic default 
 
 
 @NO_LENGTH
-@pytest.mark.usefixtures("small_base", "quick_head", "few_trees")
+@pytest.mark.usefixtures("small_base", "few_trees")
 def test_every_command_of_the_readme_runs(
     reader_place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,7 +274,7 @@ RUN_DOCS = [
 
 
 @NO_LENGTH
-@pytest.mark.usefixtures("small_base", "quick_head", "few_trees")
+@pytest.mark.usefixtures("small_base", "few_trees")
 @pytest.mark.parametrize("page", RUN_DOCS, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(
     page: Path,

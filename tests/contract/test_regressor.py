@@ -17,7 +17,6 @@ import pytest
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from sklearn.base import clone, is_regressor  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
@@ -25,7 +24,6 @@ from causal_qwen import CausalTextRegressor  # noqa: E402
 from causal_qwen.cli.program import app  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("quick_head")
 FEW_TREES = pytest.mark.usefixtures("few_trees")
 
 WORTH = {"A": 100.0, "B": 200.0, "C": 400.0, "D": 800.0}
@@ -62,32 +60,7 @@ def table() -> Any:
     return pd.DataFrame({"grade": grade, "price": price.round(2)})
 
 
-@pytest.fixture
-def regressor(backbone: str) -> Any:
-    return CausalTextRegressor(model=backbone, folds=2, value_space="symlog", sources=["model"])
-
-
 # --- scikit-learn
-
-
-def test_it_is_a_regressor_whose_parameters_are_its_arguments(regressor: Any) -> None:
-    assert is_regressor(regressor)
-    settings = regressor.get_params()
-    assert clone(regressor).get_params() == settings
-    assert regressor.set_params(folds=3, value_space="linear").get_params() == {
-        **settings,
-        "folds": 3,
-        "value_space": "linear",
-    }
-    with pytest.raises(ValueError, match="Invalid parameter 'flods'"):
-        regressor.set_params(flods=3)
-
-
-def test_fitting_changes_neither_parameters_nor_data(regressor: Any, table: Any) -> None:
-    settings, before = regressor.get_params(), table.copy()
-    assert regressor.fit(table, "price") is regressor
-    assert regressor.get_params() == settings
-    pd.testing.assert_frame_equal(table, before)
 
 
 OWN_WORDS = "the message names the thing and its cure in our own words"
@@ -131,6 +104,12 @@ def causal_qwen(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+def fit(data: Path, output: Path, backbone: str, *words: str) -> Any:
+    """What `fit --json` reports about the target price."""
+    options = ("-y", "price", "--model", backbone, "--set", "folds=2", "--json")
+    return causal_qwen("fit", str(data), "-o", str(output), *options, *words)
+
+
 @FEW_TREES
 def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path: Path) -> None:
     spoiled = table.copy()
@@ -139,16 +118,16 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
     spoiled.loc[5, "price"] = "cheap"
     spoiled.to_csv(tmp_path / "training.csv", index=False)
     table[["grade"]][:7].to_csv(tmp_path / "test.csv", index=False)
-    options = ["--target", "price", "--model", backbone, "--set", "calibration=0.3"]
+    options = ["--target", "price", "--model", backbone]
     report = causal_qwen(
         "fit", str(tmp_path / "training.csv"), *options, "-o", str(tmp_path / "saved"), "--json"
     )
-    assert (report["rows"], report["calibration_rows"]) == (55, 23)
+    assert report["rows"] == 78
     assert report["notes"] == [
-        "2 rows without a finite price are skipped: lines 5 and 7: price 'n/a'; write "
+        "2 rows without a finite price are skipped: lines 5, 7: price 'n/a'; write "
         "numbers as 1870.5, without units."
     ]
-    assert report["targets"]["price"]["mdae"] < 100
+    assert report["errors"]["price"]["together"] < 100
     rows = causal_qwen("predict", str(tmp_path / "saved"), str(tmp_path / "test.csv"), "--json")
     assert len(rows) == 7
     for row in rows:
@@ -164,10 +143,8 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
 @pytest.fixture
 def saved(backbone: str, table: Any, tmp_path: Path) -> str:
     """A regressor that predicts the price of a grade, calibrated."""
-    regressor = CausalTextRegressor(
-        model=backbone, folds=2, value_space="symlog", sources=["model"], verbose=False
-    )
-    regressor.fit(table[:50], "price").calibrate(table[50:], "price").save(tmp_path / "saved")
+    regressor = CausalTextRegressor(model=backbone, folds=2, sources=["model"], verbose=False)
+    regressor.fit(table, "price").save(tmp_path / "saved")
     return str(tmp_path / "saved")
 
 
@@ -201,40 +178,17 @@ def test_predict_gives_back_the_users_cells_as_they_are_written(saved: str, tmp_
 
 
 @FEW_TREES
-def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
-    backbone: str, table: Any, tmp_path: Path
-) -> None:
-    from causal_qwen.regression.csv_io import fit_csv
-
-    lines = ["grade,price", *(f"{row.grade},{row.price}" for row in table.itertuples())]
-    lines[2] = "A,18 kg"
-    lines[4] = "B,True"
-    lines.insert(1, '"A\nA",100')
-    (tmp_path / "table.csv").write_text("\n".join(lines))
-    place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
-    report = fit_csv(*place, model=backbone, folds=2, calibration=0.0)
-    assert report["rows"] == 79
-    assert report["notes"] == [
-        "2 rows without a finite price are skipped: lines 5 and 7: price '18 kg'; write "
-        "numbers as 1870.5, without units."
-    ]
-
-
-@FEW_TREES
 def test_amounts_are_targets_and_no_row_of_a_thousand_is_lost(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
-    from causal_qwen.regression.csv_io import fit_csv
-
     large = 100 * table.price.astype(int)
     rows = [f'{grade},"${price:,}"' for grade, price in zip(table.grade, large, strict=True)]
     (tmp_path / "amounts.csv").write_text("\n".join(["grade,price", *rows]))
     table.assign(price=large).to_csv(tmp_path / "digits.csv", index=False)
-    options: dict[str, Any] = {"model": backbone, "folds": 2, "calibration": 0.25}
-    report = fit_csv(tmp_path / "amounts.csv", ["price"], tmp_path / "one", **options)
-    digits = fit_csv(tmp_path / "digits.csv", ["price"], tmp_path / "two", **options)
-    assert report["rows"] + report["calibration_rows"] == len(table)
-    assert report["targets"] == digits["targets"]
+    report = fit(tmp_path / "amounts.csv", tmp_path / "one", backbone)
+    digits = fit(tmp_path / "digits.csv", tmp_path / "two", backbone)
+    assert report["rows"] == len(table)
+    assert report["errors"] == digits["errors"]
     (note,) = [note for note in report["notes"] if note not in digits["notes"]]
     assert re.fullmatch(rf"price: {len(table)} cells such as '\$[\d,]+' are .* \(\d+\)\.", note)
 
@@ -242,24 +196,21 @@ def test_amounts_are_targets_and_no_row_of_a_thousand_is_lost(
 def test_identifiers_are_left_out_with_a_note_unless_they_are_named(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
-    from causal_qwen.regression.csv_io import fit_csv
-
     numbered = table.assign(ring_id=[f"R{row}" for row in range(len(table))], row=range(len(table)))
     numbered.to_csv(tmp_path / "table.csv", index=False)
-    place = tmp_path / "table.csv", ["price"]
-    options: dict[str, Any] = {"model": backbone, "folds": 2, "calibration": 0.0}
-    options["sources"] = ["model"]
 
-    def columns(name: str, **more: Any) -> list[str]:
-        report = fit_csv(*place, tmp_path / name, **options, **more)
+    def columns(name: str, *named: str) -> list[str]:
+        words = "--source", "model", *(f"--column={column}" for column in named)
+        report = fit(tmp_path / "table.csv", tmp_path / name, backbone, *words)
         notes = [note for note in report["notes"] if "left out" in note]
         assert bool(notes) == (name == "all")
         if notes:
-            assert notes[0].startswith("2 columns that name rows are left out: 'ring_id', 'row'")
-        return CausalTextRegressor.load(tmp_path / name).columns_
+            assert notes[0].startswith("left out, as they name rows: 'ring_id', 'row'")
+        schema = CausalTextRegressor.load(tmp_path / name).source_.table.schema
+        return [*schema.numbers, *schema.categories]
 
     assert columns("all") == ["grade"]
-    assert columns("named", columns=["ring_id", "grade"]) == ["ring_id", "grade"]
+    assert columns("named", "ring_id", "grade") == ["ring_id", "grade"]
 
 
 @pytest.mark.slow

@@ -273,7 +273,7 @@ def test_numbers_are_right_while_other_requests_are_decoded(
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
     processor, model = open_model(embedded)
     things = [f"{a} {b} {i}" for i in range(15) for a in ("old", "new") for b in ("ring", "lamp")]
-    z = features(things, model, processor, max_length=64, poolings=[MIDDLE[0], MIDDLE[2]])
+    z = features(things, model, processor, [MIDDLE[0], MIDDLE[2]], max_length=64)
     law = np.random.default_rng(0).normal(size=(2, z.shape[-1]))
     table = pandas.DataFrame({"text": things} | dict(zip("ab", (z * law).sum(-1).T, strict=True)))
     options: dict[str, Any] = {"text": "text", "sources": ["words", "model"], "verbose": False}

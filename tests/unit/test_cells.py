@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 
 from causal_qwen.tables.cells import (
-    Amount,
-    is_date,
-    marks_differ,
     read_amount,
     read_cell,
     read_target,
@@ -61,14 +58,6 @@ def test_digits_of_any_length_are_a_target() -> None:
     assert read_target("1_000") is None
 
 
-def test_percentages_are_not_mixed_with_numbers_nor_currencies_with_each_other() -> None:
-    assert marks_differ(["%", ""])
-    assert marks_differ(["$", "€"])
-    assert not marks_differ(["%", "%"])
-    assert not marks_differ(["$", ""])
-    assert not marks_differ([])
-
-
 @pytest.mark.parametrize(
     ("cell", "value"),
     [("1.10", 1.1), ("007", "007"), ("true", True), ("x ", "x "), ("9" * 16, "9" * 16), ("3", 3)],
@@ -78,24 +67,3 @@ def test_a_cell_is_typed_by_itself(cell: str, value: Any) -> None:
     assert found == value
     assert type(found) is type(value)
     assert all(math.isnan(read_cell(missing)) for missing in ("", " ", "NA", " n/a "))
-
-
-def test_dates_are_known_in_the_forms_in_which_they_are_written() -> None:
-    for cell in ("2024-05-01", "2024/5/1", "2024-05", "2024-05-01 10:30", "2024-05-01T10:30:00.5Z"):
-        assert is_date(cell), cell
-    for cell in ("5/6/2024", "5/6/24", "05.06.2024", "5-6-2024", "7/31/2020 12:00:05"):
-        assert is_date(cell), cell
-    for cell in ("Jun 12 1998", "12 June 1998", "12-Jun-98", "Fri, Jun. 12, 1998 5:30 PM"):
-        assert is_date(cell), cell
-    for cell in ("2024", "2024-13-01", "2024-05-32", "1-2-3", "2024-05/01", "20240501", "1.5"):
-        assert not is_date(cell), cell
-    for cell in ("1.10.12", "May", "june 12", "12 months", "1/2", "5/6-2024"):
-        assert not is_date(cell), cell
-
-
-def test_digits_of_other_scripts_are_digits() -> None:
-    assert read_cell("१२.५") == 12.5
-    assert read_cell("٤٢") == 42
-    assert read_cell("कमरा १२") == "कमरा १२"
-    assert read_amount("₹१,२००") == Amount(1200.0, "₹")
-    assert read_target("००७") == Amount(7.0, "")

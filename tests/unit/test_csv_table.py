@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +81,7 @@ def test_lines_are_counted_as_editors_count_them(write: Any) -> None:
     ("content", "message"),
     [
         (b"grade,price\nA,1\nJos\xe9,2\n", "is not UTF-8"),
-        ("grade;price\nA;1,5\nB;2.5\n", "--set decimal"),
-        ("grade;price\nA;1\nB;2;3\n", "quote a cell that contains a semicolon"),
-        (b"grade,price\nA,1\nB\0,2\n", "NUL bytes"),
-        (b"PK\x03\x04\x14\0\0\0", "NUL bytes"),
+        ("grade;price\nA;1\nB;2;3\n", "quote a cell that contains the separator"),
         ("grade,price\nA,1\nB,2\nC,\"3\n", "line 4 is not CSV"),
         ("grade,price\nA,1\n\"B\"b,2\n", "line 3 is not CSV"),
         ("grade,price,grade\nA,1,B\n", "two columns 'grade'"),
@@ -159,7 +156,6 @@ def test_certain_cells_decide_the_decimal_mark(
 
 def test_the_decimal_mark_can_be_named(write: Any) -> None:
     path = write("a;b\n1,5;1.5\n")
-    assert "'1,5'" in refusal(path)
     frame = read_table(path, decimal=",").frame()
     assert frame.iloc[0].tolist() == [1.5, "1.5"]
     frame = read_table(path, decimal=".").frame()
@@ -181,7 +177,9 @@ def test_predicted_cells_are_appended_as_the_file_is_written(
     write: Any, content: str, expected: str
 ) -> None:
     predicted = {"p": np.array([0.5]), "q r": np.array([np.inf])}
-    assert read_table(write(content)).beside(**predicted).csv().decode() == expected
+    table = read_table(write(content))
+    table = replace(table, cells=table.cells.assign(**predicted))
+    assert table.csv().decode() == expected
 
 
 # --- cells and lines
@@ -193,44 +191,7 @@ def test_every_line_end_is_read(write: Any, end: str) -> None:
     assert cells(table) == {"grade": ["A", "B"], "price": ["1", "2"]}
 
 
-# --- points that may separate thousands
-
-
-@pytest.mark.parametrize(
-    ("cells", "is_noted"),
-    [
-        (["987", "1.234"], True),
-        (["987", "1.234", "12.500", "", "NA"], True),
-        (["987", "1.234", "1.2"], False),
-        (["1.234", "2.345"], False),  # nothing beside them
-        (["1987", "1.234"], False),
-    ],
-)
-def test_points_that_may_separate_thousands_are_noted(
-    write: Any, cells: list[str], is_noted: bool
-) -> None:
-    path = write("\n".join(f"{cell},x" for cell in ["price", *cells]))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        read_table(path)
-        read_table(path, decimal=".")  # which is named: no note
-    notes = [str(one.message) for one in caught]
-    assert len(notes) == is_noted
-    for note in notes:
-        assert "price has '1.234', which is read as a number below 1000; name" in note
-        assert "--set decimal=," in note
-
-
 # --- values
-
-
-def test_empty_lines_between_rows_are_skipped_with_a_warning(write: Any) -> None:
-    with pytest.warns(UserWarning, match=r"rows\.csv: lines 3 and 5 skipped"):
-        table = read_table(write("a,b\n1,2\n\n3,4\n  \n5,6\n\n\n"))
-    assert table.cells["a"].tolist() == ["1", "3", "5"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(read_table(write("a,b\n1,2\n\n\n"))) == 1  # after the last row
 
 
 @pytest.mark.parametrize("cell", ["1,870", "$1,870", "1,870 €"])
@@ -240,18 +201,10 @@ def test_an_amount_is_a_number_and_a_warning_shows_it(write: Any, cell: str) -> 
         np.testing.assert_array_equal(table.numbers("price"), [1870, 12, 7])
 
 
-def test_a_name_that_is_read_as_missing_is_shown(write: Any) -> None:
-    table = read_table(write("colour,price\nred,1\nNA,2\n,3\n"))
-    with pytest.warns(UserWarning, match=r"1 cell is read as missing: .*line 3: colour 'NA'\."):
-        frame = table.frame()
-    assert frame["colour"].isna().tolist() == [False, True, True]
-
-
 # --- many files
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.*read as missing", "ignore:.*number below 1000")
 def test_a_valid_file_is_read_exactly(write: Any, record_property: Any) -> None:
     cases = seeds(40, 400)
     record_property("cases", len(cases))
@@ -265,8 +218,6 @@ def test_a_valid_file_is_read_exactly(write: Any, record_property: Any) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.*read as missing", "ignore:.*number below 1000")
-@pytest.mark.filterwarnings("ignore:.*skipped, being empty")
 def test_a_damaged_file_is_read_as_it_is_written_or_refused(
     write: Any, record_property: Any
 ) -> None:

@@ -151,7 +151,7 @@ BAD_FILES = [
     ("a.csv", CSV, "{colour} {x}", "a.csv:2: .*'colour'.* 'carat', 'cut', 'price'"),
     ("a.csv", CSV, "costs $price", r"costs \$price"),
     ("a.csv", CSV, "{cut}|||{carat}|||{price}", r"one \|\|\|"),
-    ("a.csv", "a,b\n1,2\n3\n", "{a} {b}", "a.csv, line 3 has 1 cell and the header 2: '3'; write"),
+    ("a.csv", "a,b\n1,2\n3\n", "{a} {b}", "a.csv, line 3 has 1 cell and the header 2: '3'; quote"),
     ("a.csv", "a,b\n,2\n", "{a}", "a.csv:2: `text` is empty"),
     ("a.json", '[{"text": "x"}, {"id": 7}]', None, "a.json:2: the row has 'id'"),
     ("a.jsonl", '{"conversations": [{"from": "dog", "value": "x"}]}', None, "it needs `text`"),

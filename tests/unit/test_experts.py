@@ -10,11 +10,12 @@ import torch
 
 pytest.importorskip("sklearn")
 
-from sklearn.model_selection import KFold, TimeSeriesSplit
+from sklearn.model_selection import KFold
 
 from causal_qwen.regression.experts import (
     Expert,
     Growing,
+    Problem,
     fit_stack,
     stack_weights,
 )
@@ -37,13 +38,6 @@ def test_stack_weights_recover_known_weights_despite_wrong_labels() -> None:
         np.testing.assert_allclose(mix(found), found @ mix.weights + mix.intercept)
 
 
-def test_a_few_rows_do_not_tell_two_experts_apart() -> None:
-    truth = np.random.default_rng(0).normal(size=12)
-    both = np.stack([truth + 0.1, truth - 0.1], 1)
-    mix = stack_weights(both, truth, np.ones(12))
-    np.testing.assert_allclose(mix.weights, [0.5, 0.5], atol=0.05)
-
-
 def simulate() -> tuple[Any, Any]:
     rng = np.random.default_rng(3)
     x = rng.normal(size=(ROWS, 4)) / 2
@@ -56,20 +50,10 @@ def test_the_chain_of_a_stack_is_the_weighted_sum_of_its_experts() -> None:
     stack, evidence = fit_stack({"linear": x}, y, np.ones(ROWS), splits)
     coordinates = stack.coordinates({"linear": x})
     assert coordinates.shape == (ROWS, len(stack.experts) + 1)
-    u, found = stack.chain(torch.from_numpy(coordinates))
-    np.testing.assert_allclose(u.loc, coordinates[:, :-1], rtol=1e-9)
+    found = stack.chain(torch.from_numpy(coordinates))
     assert np.median(np.abs(found.loc.numpy() - y)) < 0.1
     assert evidence.credibility.share == 0
     assert np.median(np.abs(evidence.unseen[:, 0] - y)) < 0.1
-
-
-def test_rows_in_no_test_set_have_no_unseen_prediction() -> None:
-    x, y = simulate()
-    splits = list(TimeSeriesSplit(3).split(x))
-    _, evidence = fit_stack({"linear": x}, y, np.ones(ROWS), splits)
-    is_tested = np.isin(np.arange(ROWS), np.concatenate([test for _, test in splits]))
-    assert np.isfinite(evidence.unseen).all(1).tolist() == is_tested.tolist()
-    assert (evidence.credibility.probability == 1).all()
 
 
 def test_an_unseen_prediction_does_not_depend_on_the_label_of_its_row() -> None:
@@ -87,9 +71,10 @@ def test_an_unseen_prediction_does_not_depend_on_the_label_of_its_row() -> None:
 
 def test_trees_that_grow_in_stages_are_those_of_one_fit() -> None:
     x, y = simulate()
+    problem = Problem({"boosting": x}, 0, y, np.ones(ROWS), [])
     for loss in ("squared_error", "absolute_error"):
         one, two = (
-            Growing(Expert("boosting", loss), x, y, np.ones(ROWS), np.ones(ROWS), 0)
+            Growing(Expert("boosting", loss), problem, np.ones(ROWS), np.arange(ROWS))
             for _ in range(2)
         )
         one.grow(5)
@@ -103,7 +88,7 @@ def test_the_language_model_is_kept_only_where_it_makes_unseen_labels_likelier()
     splits = list(KFold(3, shuffle=True, random_state=0).split(x))
     for labels, sources in ((y, {"linear"}), (y + z[:, 0], {"linear", "model"})):
         stack, _ = fit_stack({"linear": x, "model": z}, labels, np.ones(ROWS), splits)
-        assert {one.expert.source for one in stack.experts} == sources
+        assert {expert.source for expert, _ in stack.experts} == sources
 
 
 def test_one_far_label_of_a_small_table_does_not_move_the_others() -> None:
@@ -111,6 +96,6 @@ def test_one_far_label_of_a_small_table_does_not_move_the_others() -> None:
     far = np.where(np.arange(25) == 7, y + 40, y)
     splits = list(KFold(5, shuffle=True, random_state=0).split(x))
     stack, evidence = fit_stack({"linear": x}, far, np.ones(25), splits)
-    _, found = stack.chain(torch.from_numpy(stack.coordinates({"linear": x})))
+    found = stack.chain(torch.from_numpy(stack.coordinates({"linear": x})))
     assert evidence.credibility.share == 0  # so few residuals are no evidence
     assert np.median(np.abs(found.loc.numpy() - y)) < 0.2

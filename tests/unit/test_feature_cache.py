@@ -12,7 +12,7 @@ from _damage_tables import damage_bytes
 from _fuzz import seeds
 
 from causal_qwen.modeling.processor import CausalQwenProcessor
-from causal_qwen.regression.features import features, store, stored
+from causal_qwen.regression.features import MIDDLE, features, store, stored
 
 Z = np.random.default_rng(0).normal(size=24).astype(np.float32)
 TEXTS = ["a ring", "a lamp"]
@@ -24,7 +24,9 @@ def read(byte_tokenizer: Callable[..., Any], make_model: Callable[..., Any]) -> 
     processor = CausalQwenProcessor(byte_tokenizer())
     size, number = len(processor.tokenizer), processor.num_token_id
     model = make_model(vocab_size=size, num_token_id=number)
-    return lambda texts, cache: features(texts, model, processor, max_length=64, cache=cache)
+    return lambda texts, cache: features(
+        texts, model, processor, MIDDLE[:1], max_length=64, cache=cache
+    )
 
 
 def test_a_stored_state_is_found_again(tmp_path: Path) -> None:

@@ -100,22 +100,6 @@ def test_the_order_of_rows_moves_no_prediction(groups: list[str] | None) -> None
     np.testing.assert_array_equal(judged[1]["label"], given["y"][judged[1].index])
 
 
-# --- wide tables
-
-
-def test_a_wide_table_is_announced_and_a_wider_one_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("causal_qwen.regression.regressor.MANY_COLUMNS", 2)
-    quick(sources=["columns"], verbose=True).fit(table(), "y")
-    assert "2 columns need about 0.0 minutes." in capsys.readouterr().err
-    quick(sources=["columns"]).fit(table(), "y")
-    assert "columns need" not in capsys.readouterr().err
-    wide = pd.DataFrame(np.zeros((3, 20_002)))
-    with pytest.raises(ValueError, match=r"20,001 columns, and 20,000 are the most; name those"):
-        quick(sources=["columns"]).fit(wide, 0)
-
-
 # --- what the cut had lost
 
 
@@ -124,20 +108,3 @@ def test_a_table_of_several_columns_is_no_list_of_texts() -> None:
     fitted = quick(sources=["words"]).fit(texts, np.arange(18.0))
     with pytest.raises(ValueError, match="X has 2 columns"):
         fitted.predict(pd.DataFrame({"a": texts, "b": texts}))
-
-
-def test_labels_to_judge_come_with_their_rows() -> None:
-    fitted = quick(sources=["columns"]).fit(table(), "y")
-    with pytest.raises(ValueError, match="X and y come together"):
-        fitted.suspicious(y=[1.0])
-
-
-def test_a_cell_with_a_lone_return_stays_in_its_row(tmp_path: Any) -> None:
-    from causal_qwen.tables.files import read_table
-
-    file = tmp_path / "rows.csv"
-    file.write_bytes(b'a,b\n"x\ry",1\nz,2\n')
-    (tmp_path / "again.csv").write_bytes(read_table(file).csv())
-    again = read_table(tmp_path / "again.csv").cells
-    assert again["a"].tolist() == ["x\ry", "z"]
-    assert again["b"].tolist() == ["1", "2"]

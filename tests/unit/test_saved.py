@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from _damage_tables import damage_arrays, damage_bytes, damage_json
 from _fuzz import seeds
@@ -20,53 +17,7 @@ pandas = pytest.importorskip("pandas")
 skops_io = pytest.importorskip("skops.io")
 
 from causal_qwen.individuals import Individual  # noqa: E402
-from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
-from causal_qwen.regression.backbone import OpenModel  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
-
-TEXTS = [f"a ring of grade {grade}" for grade in "ABCDEFGHABCDEFGH"]
-
-
-@pytest.fixture(scope="module")
-def opened(byte_tokenizer: Callable[..., Any], fresh_model: Callable[..., Any]) -> OpenModel:
-    processor = CausalQwenProcessor(byte_tokenizer())
-    size, number = len(processor.tokenizer), processor.num_token_id
-    model = fresh_model(vocab_size=size, num_token_id=number, initializer_range=0.1)
-    model.name_or_path = "in-memory"
-    return OpenModel(processor, model)
-
-
-@pytest.fixture(scope="module")
-def original(opened: OpenModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A calibrated regressor of two targets, saved."""
-    directory = tmp_path_factory.mktemp("original") / "saved"
-    y = {"price": np.arange(16.0) + 1, "tax": -np.arange(16.0)}
-    regressor = CausalTextRegressor(
-        model=opened,
-        sources=["model"],
-        folds=2,
-        value_space="linear",
-        cache=False,
-        verbose=False,
-    )
-    regressor.fit(TEXTS, y).calibrate(TEXTS, y).save(directory)
-    return directory
-
-
-@pytest.fixture
-def copy(original: Path, tmp_path: Path) -> Path:
-    shutil.copytree(original, tmp_path / "copy")
-    return tmp_path / "copy"
-
-
-def state(directory: Path, opened: OpenModel) -> Any:
-    """All that a loaded regressor consists of."""
-    found = CausalTextRegressor.load(directory, model=opened)
-    fitted = {
-        name: (target.space, target.limits, target.conformal.scores.tobytes(), pickle.dumps(target))
-        for name, target in found.targets_.items()
-    }
-    return found.get_params(), found.columns_, found.is_single_, found.backbone_, fitted
 
 
 def expect_same_or_one_sentence(load: Callable[[], Any], expected: Any, named: str) -> bool:
@@ -86,49 +37,24 @@ def expect_same_or_one_sentence(load: Callable[[], Any], expected: Any, named: s
 # --- regressors
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("seed", seeds(12, 60))
-def test_damaged_bytes_are_refused_or_load_identically(
-    seed: int, copy: Path, original: Path, opened: OpenModel
-) -> None:
-    file = copy / "regressor.skops"
-    file.write_bytes(damage_bytes(file.read_bytes(), seed))
-    expect_same_or_one_sentence(
-        lambda: state(copy, opened), state(original, opened), "copy/regressor.skops"
-    )
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"version": 7}, "has the version 7, which this causal-qwen does not load; fit again"),
-        ([1, 2], "has the version None"),
+        ({"version": 7}, "has another version, which this causal-qwen does not load; fit again"),
+        ([1, 2], "has another version"),
         ({"version": 1, "fitted": shutil.rmtree}, "objects of the type shutil.rmtree"),
     ],
 )
-def test_a_foreign_file_is_not_loaded(content: Any, message: str, copy: Path) -> None:
-    skops_io.dump(content, copy / "regressor.skops")
-    with pytest.raises(ValueError, match="copy/regressor") as caught:
-        CausalTextRegressor.load(copy)
+def test_a_foreign_file_is_not_loaded(content: Any, message: str, tmp_path: Path) -> None:
+    skops_io.dump(content, tmp_path / "regressor.skops")
+    with pytest.raises(ValueError, match=r"/regressor\.skops has") as caught:
+        CausalTextRegressor.load(tmp_path)
     assert message in str(caught.value)
 
 
-def test_a_missing_file_is_named(copy: Path) -> None:
-    (copy / "regressor.skops").unlink()
-    with pytest.raises(FileNotFoundError, match=r"copy has no regressor\.skops; is it a saved"):
-        CausalTextRegressor.load(copy)
-
-
-def test_a_prediction_that_is_not_finite_is_refused(original: Path, opened: OpenModel) -> None:
-    """Finite weights whose product overflows."""
-    regressor = CausalTextRegressor.load(original, model=opened)
-    target = regressor.targets_["price"]
-    target.chain = dataclasses.replace(target.chain, level=1e308)
-    with (
-        np.errstate(over="ignore"),
-        pytest.raises(ValueError, match=r"'price' is not finite: .*fit again"),
-    ):
-        regressor.predict(["grade A"])
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no regressor\.skops; is it a saved"):
+        CausalTextRegressor.load(tmp_path)
 
 
 # --- individuals

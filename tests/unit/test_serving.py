@@ -500,7 +500,7 @@ def numbers_of_rows() -> Any:
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.* calibration rows are too few")
+@pytest.mark.filterwarnings("ignore:.*too few for level")
 @pytest.mark.parametrize("seed", seeds(1, 40))
 def test_hostile_requests_are_answered_and_the_server_lives(
     seed: int, backend: TorchEngine, numbers_of_rows: Any, tmp_path: Path, record_property: Any

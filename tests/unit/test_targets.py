@@ -11,6 +11,7 @@ import pytest
 
 pd = pytest.importorskip("pandas")
 
+from causal_qwen.regression.sources import Schema, row_texts  # noqa: E402 - pandas is an extra
 from causal_qwen.tables.targets import read_targets  # noqa: E402 - pandas is an extra
 
 
@@ -32,13 +33,6 @@ def test_amounts_of_a_column_are_read_with_a_note_that_shows_one() -> None:
     assert note == "price: 3 cells such as '$1,200' are read as numbers (1200)."
 
 
-def test_digits_in_texts_are_numbers_without_a_note() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found, _ = read_targets(["a", "b"], np.array(["12", " 1.5e2 "]))
-    assert found["value"].tolist() == [12, 150]
-
-
 def test_a_percentage_keeps_its_number_and_stands_beside_percentages_only() -> None:
     assert read(["a", "b"], ["5%", "0.5%"]) == {"value": [5, 0.5]}
     with pytest.raises(ValueError, match=r"'rate' has .* units, '5%' and '0\.05'"):
@@ -51,7 +45,7 @@ def test_missing_cells_are_nan_and_others_are_named() -> None:
     found = read(["a"] * 5, pd.Series([1, None, "NA", "", pd.NA], dtype=object))
     np.testing.assert_array_equal(found["value"], [1, *[np.nan] * 4])
     frame = pd.DataFrame({"p": ["1", "1.5k", "5 kg"]}, index=[10, 11, 12])
-    with pytest.raises(ValueError, match=r"'p' .* rows 11 and 12, such as '1\.5k'"):
+    with pytest.raises(ValueError, match=r"'p' .* rows 11, 12, such as '1\.5k'"):
         read_targets(frame, "p")
 
 
@@ -71,10 +65,44 @@ def test_dates_are_refused_with_the_cure(cells: Any) -> None:
         read_targets(None, {"sold": cells})
 
 
-def test_a_feature_with_the_name_of_the_target_is_the_target_or_refused() -> None:
-    frame = pd.DataFrame({"price": [1.0, 2.0], "size": [3, 4]})
-    assert read(frame, frame["price"]) == {"price": [1, 2]}
-    with pytest.raises(ValueError, match="X has a column 'price' that is not the target"):
-        read_targets(frame, pd.Series([5, 6], name="price"))
-    with pytest.raises(ValueError, match="X has a column 'price'"):
-        read_targets(frame, {"price": [5, 6]})
+# --- the spellings of targets, and what the language model reads
+
+
+@pytest.fixture
+def rings() -> Any:
+    return pd.DataFrame(
+        {
+            "carat": [0.23, 2.0, np.nan],
+            "cut": ["very_good", None, "Ideal"],
+            "price": [326, 18_000, 1],
+        }
+    )
+
+
+def test_targets_are_read_from_names_series_arrays_and_dicts(rings: Any) -> None:
+    def read(y: Any, X: Any = rings) -> tuple[dict[str, list[float]], bool]:
+        found, is_single = read_targets(X, y)
+        assert all(column.dtype == np.float64 for column in found.values())
+        return {name: column.tolist() for name, column in found.items()}, is_single
+
+    price = [326.0, 18_000.0, 1.0]
+    assert read("price") == ({"price": price}, True)
+    assert read(["price"]) == ({"price": price}, False)
+    assert read(rings["price"]) == ({"price": price}, True)
+    assert read(price) == ({"value": price}, True)
+    assert read(rings[["price"]]) == ({"price": price}, False)
+    assert read({"a": price, "b": price}) == ({"a": price, "b": price}, False)
+    assert read(np.array([price, price]).T) == ({"value 1": price, "value 2": price}, False)
+
+
+def test_a_row_without_texts_is_read_as_its_columns(rings: Any) -> None:
+    assert row_texts(rings, Schema(["carat"], ["cut"], [])) == [
+        "carat is 0.23, cut is very_good",
+        "carat is 2, cut is unknown",
+        "carat is unknown, cut is Ideal",
+    ]
+
+
+def test_texts_are_read_verbatim() -> None:
+    table = pd.DataFrame({"note": ["Some  rust,\nkept!", None], "more": ["x", "y"], "n": [1, 2]})
+    assert row_texts(table, Schema(["n"], [], ["note", "more"])) == ["Some rust, kept! x", "y"]

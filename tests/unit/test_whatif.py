@@ -15,6 +15,7 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
 from causal_qwen.modeling.value_space import ValueSpace  # noqa: E402
+from causal_qwen.regression.conformal import Limits, Target  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 from causal_qwen.regression.whatif import PosteriorLaw, World, answer  # noqa: E402
 
@@ -66,7 +67,8 @@ def test_a_residual_that_is_chance_is_not_repeated() -> None:
 def test_pearl_keeps_all_noise_in_predicted_scales() -> None:
     space = ValueSpace("symlog", 8.0, 1.5)
     here, there = World(0.2, 0.05, 0.01, 0.0), World(0.9, 0.1, 0.02, 0.0)
-    found = answer(5000.0, here, there, space, lambda value: value, 0.9, "pearl")
+    target = Target(space, None, Limits())  # type: ignore[arg-type]
+    found = answer(5000.0, here, there, target, 0.9, "pearl")
     residual = (math.log1p(5000.0) - 8.0) / 1.5 - 0.2
     expected = space.decode(torch.tensor(0.9 + 2 * residual)).item()
     assert found["noise"] == pytest.approx(residual / 0.06)
@@ -75,7 +77,7 @@ def test_pearl_keeps_all_noise_in_predicted_scales() -> None:
 
 def test_a_ring_of_more_carat_would_have_cost_more(priced: Any, rings: Any) -> None:
     row = rings.iloc[95]
-    found = priced.counterfactual(row, observed=row["price"], carat=row["carat"] * 1.5)
+    found = priced.counterfactual(row, row["price"], {"carat": row["carat"] * 1.5})
     assert found.factual == pytest.approx(priced.predict(rings[95:96])[0])
     assert found.low < found.median < found.high
     assert found.median > row["price"] * 1.2
@@ -89,7 +91,7 @@ def test_a_text_is_edited_as_a_whole() -> None:
     texts = [f"a {words[row % 4]} ring no {row}" for row in range(60)]
     values = np.array([10.0 * (row % 4 + 1) for row in range(60)]) + np.arange(60) % 3
     regressor = CausalTextRegressor(sources=["words"], verbose=False).fit(texts, values)
-    found = regressor.counterfactual("a tin ring no 4", observed=11, text="a gold ring no 4")
+    found = regressor.counterfactual("a tin ring no 4", 11, {"text": "a gold ring no 4"})
     assert found.factual < 20
     assert 30 < found.median < 60
 

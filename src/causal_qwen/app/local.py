@@ -11,7 +11,6 @@ from causal_qwen.app.served import IRISES
 from causal_qwen.conversion.convert import default_model
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
-from causal_qwen.regression.sentences import to_sentences
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.connections import address_of, bind, make_server
 from causal_qwen.serving.service import Service
@@ -19,12 +18,11 @@ from causal_qwen.tables.iris import iris_table
 
 HOST = "127.0.0.1"
 CLOSE_SECONDS = 2  # for running requests to end
-IRIS_COLUMNS = ["species", "sepal length", "sepal width", "petal width"]
 IRIS_TEMPLATE = (
     "An iris {species} has sepals {sepal length} cm long and {sepal width} cm wide, and petals "
     "{petal width} cm wide. The petal length in cm is"
 )
-FIT_ROWS, CALIBRATION_ROWS = 60, 30
+ROWS = 90
 
 
 class LocalServer:
@@ -51,11 +49,7 @@ class LocalServer:
 
 def fit_irises(opened: OpenModel) -> CausalTextRegressor:
     """A regressor of Fisher's irises as sentences; its features are cached on disk."""
-    frame = iris_table()[: FIT_ROWS + CALIBRATION_ROWS]
-    texts = to_sentences(frame, IRIS_COLUMNS, template=IRIS_TEMPLATE)
-    lengths = frame["petal length"].to_numpy()
-    regressor = CausalTextRegressor(
-        model=opened, sources=["model"], verbose=False, question="", value_space="symlog"
-    )
-    regressor.fit(texts[:FIT_ROWS], lengths[:FIT_ROWS])
-    return regressor.calibrate(texts[FIT_ROWS:], lengths[FIT_ROWS:])
+    frame = iris_table()[:ROWS]
+    texts = [IRIS_TEMPLATE.format(**row) for row in frame.to_dict("records")]
+    regressor = CausalTextRegressor(model=opened, sources=["model"], verbose=False)
+    return regressor.fit(texts, frame["petal length"].to_numpy())

@@ -24,12 +24,10 @@ OTHER_PROMPT = "The young cook tasted the sauce and"
 INDIVIDUALS = (1, 2, 3)
 NEW_TOKENS = 28
 
-# Rows of scikit-learn's 150 irises to fit and to calibrate on; the rest is held out.
-FITTED, CALIBRATED = 75, 50
+FITTED = 125  # of scikit-learn's 150 irises; the rest is held out
 TARGET, LEVEL = "petal length", 0.9
 SENTENCE = "An iris {species} has sepals of {sepal length} by {sepal width} cm and petals "
-SENTENCE += "{petal width} cm wide"
-QUESTION = "The length of its petals in cm is"
+SENTENCE += "{petal width} cm wide. The length of its petals in cm is"
 
 NEXT = """
 Next
@@ -118,19 +116,17 @@ def show_number(session: Session) -> Iterator[Any]:
     from causal_qwen.tables.iris import iris_table
 
     flowers = iris_table()
-    train, rest = flowers[:FITTED], flowers[FITTED:]
-    calibration, test = rest[:CALIBRATED], rest[CALIBRATED:]
+    texts = [SENTENCE.format(**row) for row in flowers.to_dict("records")]
+    lengths, test = flowers[TARGET].to_numpy(), texts[FITTED:]
     opened = OpenModel(session.processor, session.model)
-    regressor = CausalTextRegressor(
-        model=opened, sources=["model"], template=SENTENCE, question=QUESTION, verbose=False
-    )
-    regressor.fit(train, TARGET).calibrate(calibration, TARGET)
-    median, truth = regressor.predict(test), test[TARGET].to_numpy()
+    regressor = CausalTextRegressor(model=opened, sources=["model"], verbose=False)
+    regressor.fit(texts[:FITTED], lengths[:FITTED])
+    median, truth = regressor.predict(test), lengths[FITTED:]
     low, high = regressor.predict_interval(test, LEVEL)
-    errors = np.abs(median - truth), np.abs(np.median(train[TARGET]) - truth)
+    errors = np.abs(median - truth), np.abs(np.median(lengths[:FITTED]) - truth)
     mine, constant = map(np.median, errors)
     yield f"{title}: a regressor on the frozen backbone, fitted on {FITTED} irises"
-    yield f"   {regressor.sentences(test[:1])[0]} …"
+    yield f"   {test[0]} …"
     yield (
         f"   median {median[0]:.2f} cm, {LEVEL:.0%} interval {low[0]:.2f} to {high[0]:.2f}; "
         f"truth {truth[0]:.2f} cm"

@@ -180,12 +180,3 @@ def print_replay(context: typer.Context, mode: str, individual: Any, seed: int |
         for one in value if isinstance(value, list | tuple) else [value]:
             words += [name] + ([] if isinstance(one, bool) else [str(one)])
     typer.echo(f"replay: {shlex.join(words)}", err=True)
-
-
-def split_model(first: str, second: str, model: str) -> tuple[str, str]:
-    """The arguments [MODEL] OTHER, where MODEL may be left out or given as --model."""
-    if second and model:
-        raise ValueError(f"Two models were given, {first} and {model}: leave one out.")
-    if not second and not model and Path(first).is_dir():
-        return first, ""  # a model, and nothing after it
-    return (first, second) if second else (model, first)

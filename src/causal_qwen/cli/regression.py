@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,8 +14,13 @@ from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import unless_embedded
-from causal_qwen.outputs import check_output_directory, check_output_file, whole_file
-from causal_qwen.terminal import print_json, print_table
+from causal_qwen.outputs import (
+    check_not_inside,
+    check_output_directory,
+    check_output_file,
+    whole_file,
+)
+from causal_qwen.terminal import counted, print_json, print_table
 
 Sources = Annotated[
     list[str] | None,
@@ -23,36 +29,32 @@ Sources = Annotated[
         help="columns, words, kernel, boosting or model; repeatable. Default: by cross-validation.",
     ),
 ]
-Data = Annotated[
-    str, Argument(help="A CSV, parquet, .xlsx or JSON file with a header.", callback=opt.given)
-]
+Data = Annotated[str, Argument(help="A CSV, parquet, .xlsx or JSON file.", callback=opt.given)]
 Targets = Annotated[list[str], Option("--target", "-y", help="A column to predict; repeatable.")]
 Texts = Annotated[list[str] | None, Option(help="A free-text column; repeatable.")]
 Columns = Annotated[
-    list[str] | None,
-    Option(help="A column to learn from; repeatable. Default: all but identifiers."),
+    list[str] | None, Option(help="A column to learn from; repeatable. Default: all but ids.")
 ]
-Group = Annotated[
-    str | None, Option(help="A column whose equal values stay together in every split.")
+Group = Annotated[str | None, Option(help="A column: equal values stay together in every split.")]
+Time = Annotated[str | None, Option(help="A column: later rows test what earlier ones taught.")]
+Fitted = Annotated[str, Argument(help="The output of `fit`.", callback=opt.given)]
+NewData = Annotated[str, Argument(help="A file with the same columns.", callback=opt.given)]
+Output = Annotated[
+    Path | None,
+    Option(
+        "--output",
+        "-o",
+        help="A file: .parquet, .xlsx, .jsonl, .json, else CSV. Default: on stdout.",
+        callback=opt.writable,
+    ),
 ]
-Time = Annotated[
-    str | None, Option(help="A column of times: later rows test what earlier ones taught.")
-]
-Fitted = Annotated[
-    str,
-    Argument(metavar="FITTED", show_default=False, help="The output of `fit`; or use --model."),
-]
-NewData = Annotated[
-    str, Argument(metavar="DATA", show_default=False, help="A file with the same columns.")
-]
-FittedModel = Annotated[str, Option("--model", "-m", help="The same as FITTED.")]
 Level = Annotated[float, Option(help="Level of the interval, 0 to 1.")]
+ENDS = ("predicted", "low", "high")  # of the predicted columns' names
+BEYOND = "beyond_training"  # a column of distances from the training range, if there are any
 SHOWN_ROWS = 15  # of an audit
 FILE = ("separator", "encoding", "decimal")  # settings of a text file
-LEARNING = (*FILE, "cache", "dtype", "folds", "max_length", "seed", "support", "value_space")
-FITTING = (*LEARNING, "calibration", "question", "template", "units", "verbose")
-AUDITING = (*LEARNING, "device", "model", "verbose")
-PREDICTING = (*FILE, "cache", "calibrated")
+LEARNING = (*FILE, "cache", "dtype", "folds", "max_length", "seed", "verbose")
+AUDITING = (*LEARNING, "device", "model")
 
 
 def fit(
@@ -78,50 +80,27 @@ def fit(
     Example: causal-qwen fit rings.csv --target price --text description --output priced
     """
     check_output_directory(output, force)
-    given = opt.parse_settings(settings, FITTING)
-    from causal_qwen.regression.csv_io import fit_csv
+    check_not_inside(output, data, *([model] if model else []))
+    given = opt.parse_settings(settings, LEARNING)
+    from causal_qwen.regression.csv_io import learn
 
-    report = fit_csv(
-        data,
-        target,
-        output,
-        overwrite=force,
-        text=text,
-        columns=column,
-        sources=source,
-        weight=weight,
-        group=group,
-        time=time,
-        model=unless_embedded(model),
-        device=device,
-        **given,
-    )
+    options: dict[str, Any] = {"text": text, "columns": column, "sources": source, "group": group}
+    options |= {"time": time, "weight": weight, "model": unless_embedded(model), "device": device}
+    with _noted() as notes:
+        regressor = learn(data, target, **options, **given)
+    regressor.save(output, overwrite=force)
     if as_json:
-        print_json(report)
-        return
-    if given.get("verbose") is not False:
-        _print_notes(report["notes"])
-    typer.echo(report["summary"])
-    rows = [("rows", report["rows"]), ("held out to calibrate", report["calibration_rows"])]
-    for one, metrics in report["targets"].items():
-        rows += [(f"{one}: {name}", value) for name, value in metrics.items()]
-    print_table(output, (), rows)
+        found = {"sources": regressor.shares(), "errors": regressor.errors(), "notes": notes}
+        print_json({"rows": regressor.rows_, **found})
+    else:
+        typer.echo(f"{regressor.summary()}\n{output}: {counted(regressor.rows_, 'row')}")
 
 
 def predict(
-    first: Fitted = "",
-    second: NewData = "",
-    model: FittedModel = "",
+    fitted: Fitted,
+    data: NewData,
     device: opt.Device = "auto",
-    output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="A file: .parquet, .xlsx, .jsonl, .json, else CSV. Default: CSV on stdout.",
-            callback=opt.writable,
-        ),
-    ] = None,
+    output: Output = None,
     level: Level = 0.9,
     settings: opt.TableSettings = None,
     force: opt.ForceFile = False,
@@ -131,35 +110,41 @@ def predict(
 
     Example: causal-qwen predict priced more-rings.csv --level 0.8 --output answers.csv
     """
-    fitted, data = _fitted_and_data("predict", first, second, model)
-    given = opt.parse_settings(settings, PREDICTING)
-    from causal_qwen.regression.csv_io import predict_csv
-    from causal_qwen.tables.files import write_table
+    dialect = opt.parse_settings(settings, FILE)
+    import numpy as np
+
+    from causal_qwen.regression.regressor import CausalTextRegressor
+    from causal_qwen.tables.files import read_table, write_table
 
     if output is not None:
         check_output_file(output, force, data)
+    regressor, table = CausalTextRegressor.load(fitted, device=device), read_table(data, **dialect)
+    names = [f"{name}_{end}" for name in regressor.targets_ for end in ENDS]
+    if taken := [name for name in (*names, BEYOND) if name in table.cells]:
+        raise ValueError(f"{data} has a column {taken[0]!r} already; rename it.")
     with _noted():
-        table = predict_csv(fitted, data, level=level, device=device, **given)
+        frame = table.frame()
+        median, bounds, _ = regressor.predict_numbers(frame, [level])
+    numbers = np.stack([median, bounds[..., 0, 0], bounds[..., 0, 1]], -1)
+    found: dict[str, Any] = dict(zip(names, numbers.reshape(len(frame), -1).T, strict=True))
+    if (beyond := regressor.beyond_training(frame)).any():
+        found[BEYOND] = beyond
+    table = replace(table, cells=table.cells.assign(**found))
     if output is not None:
         with whole_file(output, force) as partial:
             write_table(table, partial, output)
         if as_json:
-            print_json({"output": str(output), "rows": len(table)})
+            print_json({"output": str(output), "rows": len(table.cells)})
     elif as_json:
         print_json(table.records())
     else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(table.csv())  # bytes: whatever the terminal's encoding
-        sys.stdout.buffer.flush()
+        typer.echo(table.csv(), nl=False)  # bytes: whatever the terminal's encoding
 
 
 def audit(
     data: Data,
     target: Targets,
-    output: Annotated[
-        Path | None,
-        Option("--output", "-o", help="A file, as of `predict`.", callback=opt.writable),
-    ] = None,
+    output: Output = None,
     text: Texts = None,
     column: Columns = None,
     source: Sources = None,
@@ -175,28 +160,34 @@ def audit(
     """
     given = opt.parse_settings(settings, AUDITING)
     from causal_qwen.regression.audit import doubtful, summary
-    from causal_qwen.regression.csv_io import audit_csv
+    from causal_qwen.regression.csv_io import learn
     from causal_qwen.tables.files import Table, write_table
 
     if output is not None:
         check_output_file(output, force, data)
-    options = {"text": text, "columns": column, "sources": source, "group": group, "time": time}
-    table, notes = audit_csv(data, target, **options, **given)
+    options: dict[str, Any] = {
+        "text": text,
+        "columns": column,
+        "sources": source,
+        "group": group,
+        "time": time,
+    }
+    with _noted():
+        table = learn(data, target, **options, **given).suspicious()
     if output is not None:
         with whole_file(output, force) as partial:
             write_table(Table(str(data), table), partial, output)
+    shown = table.head(SHOWN_ROWS)
     if as_json:
-        worst = table.head(SHOWN_ROWS).to_dict(orient="records")
+        worst = shown.to_dict(orient="records")
         print_json({"rows": len(table), "doubtful": doubtful(table), "worst": worst})
-        return
-    _print_notes([] if given.get("verbose") is False else notes)
-    shown = table.head(max(SHOWN_ROWS, min(doubtful(table), 2 * SHOWN_ROWS)))
-    print_table(summary(table), list(shown), shown.to_numpy().tolist())
+    else:
+        print_table(summary(table), list(shown), shown.to_numpy().tolist())
 
 
 def what_if(
-    first: Fitted = "",
-    second: NewData = "",
+    fitted: Fitted,
+    data: NewData,
     row: Annotated[int, Option(help="A row of the file, counted from 1.", min=1)] = 1,
     edits: Annotated[
         list[str] | None,
@@ -217,7 +208,6 @@ def what_if(
         Literal["pearl", "disco"],
         Option(help="Keep all noise, or draw exogenous noise again."),
     ] = "disco",
-    model: FittedModel = "",
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:
@@ -225,40 +215,46 @@ def what_if(
 
     Example: causal-qwen what-if priced rings.csv --row 3 --observed 2835 --set carat=1.0
     """
-    fitted, data = _fitted_and_data("what-if", first, second, model)
-    from causal_qwen.regression.csv_io import what_if_csv
+    from causal_qwen.regression.regressor import CausalTextRegressor
+    from causal_qwen.tables.cells import read_cell
+    from causal_qwen.tables.files import read_table
 
-    pairs = [edit.partition("=") for edit in edits or ()]
-    for name, _, value in pairs:
-        if not (name and value.strip()):
-            raise ValueError(f"{name!r} is no column with a value; write --set carat=1.0.")
-    changes = {name: value.strip() for name, _, value in pairs}
-    options: dict[str, Any] = {"observed": observed, "target": target, "device": device}
+    changes = dict(edit.partition("=")[::2] for edit in edits or ())
+    regressor = CausalTextRegressor.load(fitted, device=device)
+    known = set(regressor.columns_ or ())
+    dialect = {name: changes.pop(name) for name in FILE if name in changes and name not in known}
     with _noted():
-        found = what_if_csv(fitted, data, row, changes, level=level, semantics=semantics, **options)
+        table = read_table(data, **dialect)
+        if row > len(table.cells):
+            raise ValueError(f"row {row} is not in {data}, which has rows 1 to {len(table.cells)}.")
+        name = regressor.target_name(target)
+        if observed is None:
+            if name not in table.cells:
+                raise ValueError(
+                    f"{data} has no column {name!r}; give the number seen, --observed."
+                )
+            observed = float(table.numbers(name)[row - 1])
+        found = regressor.counterfactual(
+            table.frame().iloc[[row - 1]],
+            observed,
+            {name: read_cell(cell.strip(), table.decimal) for name, cell in changes.items()},
+            target=name,
+            level=level,
+            semantics=semantics,
+        )
     if as_json:
         print_json(found.record())
     else:
         typer.echo(repr(found))
 
 
-def _fitted_and_data(command: str, first: str, second: str, model: str) -> tuple[str, str]:
-    fitted, data = opt.split_model(first, second, model)
-    if not (fitted and data):
-        raise ValueError(f"`{command}` needs the directory that `fit` wrote, and a file.")
-    return fitted, data
-
-
 @contextmanager
-def _noted() -> Iterator[None]:
-    """Print every warning once, as a note on stderr."""
-    from causal_qwen.regression.csv_io import noted
-
-    with noted() as notes:
-        yield
-    _print_notes(notes)
-
-
-def _print_notes(notes: list[str]) -> None:
+def _noted() -> Iterator[list[str]]:
+    """Print the warnings of a block, each once, as notes on stderr; they are known at its end."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield notes
+    notes += dict.fromkeys(str(one.message) for one in caught)
     for note in notes:
         typer.echo(f"note: {note}", err=True)

@@ -13,7 +13,7 @@ from causal_qwen.conversion.location import path_of
 from causal_qwen.options import ROW_FILES
 from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
-REPORTING = ("targets", "device", "separator", "encoding", "decimal")  # settings of a regressor's
+REPORTING = ("device", "separator", "encoding", "decimal")  # settings of a regressor's
 
 OF_RUN = ("max_length", "patience", "compat_weight", "dtype")  # settings of `Run`
 
@@ -167,16 +167,18 @@ def report(
     settings: opt.TableSettings = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Draw the curves of a training run, or how good a regressor is, as PNG and an HTML page.
+    """Draw the curves of a training run, or how good a regressor is, on an HTML page.
 
     Example: causal-qwen report priced new-rings.csv
     """
     with status(not as_json) as progress:
         progress("drawing")
         if (run / "regressor.skops").is_file():
-            from causal_qwen.regression.csv_io import report_csv
+            if data is None:
+                raise ValueError("a regressor's report needs rows: causal-qwen report FITTED DATA.")
+            from causal_qwen.regression.report import write_report as write_regressor_report
 
-            page = report_csv(run, data, **opt.parse_settings(settings, REPORTING))
+            page = write_regressor_report(run, data, **opt.parse_settings(settings, REPORTING))
         else:
             if data is not None:
                 raise ValueError(f"{run} was not written by `fit`, so {data} has no effect.")

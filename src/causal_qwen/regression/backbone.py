@@ -13,7 +13,6 @@ from typing import Any
 from causal_qwen.conversion.convert import default_model
 from causal_qwen.conversion.opening import open_model
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.paths import EMBEDDED
 from causal_qwen.terminal import status
 
 Pair = tuple[Any, Any]  # processor and model
@@ -40,8 +39,8 @@ class OpenModel:
     def __fspath__(self) -> str:
         if not self.name:
             raise ValueError(
-                "the OpenModel was made in memory and has no directory to save by name: write the "
-                "model and its processor with save_pretrained, and open that directory."
+                "an OpenModel made in memory has no directory to save by name: write it with "
+                "save_pretrained, and open that."
             )
         return self.name
 
@@ -51,40 +50,8 @@ class OpenModel:
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (os.fspath(self),)
 
-    def __repr__(self) -> str:
-        return f"OpenModel({self.name!r})"
 
-
-Source = str | os.PathLike[str] | OpenModel | None
-Record = dict[str, str | None]  # name, path and fingerprint of a backbone
-
-
-def record_of(source: Source) -> Record:
-    """Name and place of a backbone, which stay valid in another working directory.
-
-    The place is None for the embedded model and for a hub model.
-    """
-    if isinstance(source, OpenModel):
-        return {"name": source.name, "path": None}
-    name = EMBEDDED if source is None else os.fspath(source)
-    is_local = source is not None and Path(name).is_dir()
-    return {"name": name, "path": os.path.abspath(name) if is_local else None}
-
-
-def located(source: Source, record: Record | None) -> Source:
-    """The backbone at its recorded place, unless another one has been set since."""
-    if record is None or source is None or isinstance(source, OpenModel):
-        return source
-    path = record["path"] if record["name"] == os.fspath(source) else None
-    if path is not None and not os.path.isdir(path):
-        raise FileNotFoundError(
-            f"the backbone {record['name']} is not at {path}; pass model= with the directory to "
-            "which it has moved."
-        )
-    return path or source
-
-
-def open_shared(source: Source, verbose: bool, device: str = "cpu", dtype: str = "auto") -> Pair:
+def open_shared(source: Any, verbose: bool, device: str, dtype: str) -> Pair:
     """The backbone, to be read only: opened once for all regressors. An `OpenModel` keeps its
     device and dtype."""
     if isinstance(source, OpenModel):

@@ -10,7 +10,7 @@ exchangeable rows, loc +- scale * (the ceil((n + 1) level)-th smallest |score|) 
 with probability at least `level`, and at most `level` + 1 / (n + 1) if no scores are equal. If n is
 too small there is no such score: the interval is infinite, and a warning gives the rows needed.
 
-`Limits` keeps medians near the labels, calibrated intervals inside the support alone, and a scale
+`Limits` keeps medians near the labels, calibrated intervals above their floor alone, and a scale
 near those of unseen rows: in symlog space a large scale reaches astronomic values.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -29,20 +29,13 @@ from numpy.typing import ArrayLike, NDArray
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.regression.head import Chain
-from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
-Support = str | tuple[float, float]
 
 LEVEL = 0.9  # intervals of which cross-validation must be able to calibrate
-SUPPORTS = ("auto", "real", "positive", "count")
-FEW = 0.005  # share of credible labels on the other side of a support's bound
+FEW = 0.005  # share of credible labels below 0 that are overlooked
 ROUNDING = 1e-9  # (n + 1) level is rounded up only if it is not a whole number
-
-
-class TooFewRows(UserWarning):
-    """There are too few calibration rows for the requested level."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class Conformal:
         total = self.weights.sum()
         rank = math.ceil((total + 1) * level - ROUNDING)
         if not self.reaches_level(level):
-            return self._infinite(f"level {level}", level)
+            return self._infinite(f"level {level}")
         return float(sizes[order][np.searchsorted(passed, rank - ROUNDING)])
 
     def quantile(self, p: float) -> float:
@@ -81,7 +74,7 @@ class Conformal:
         total = float(self.weights.sum())
         rank = (total + 1) * p  # among the scores, counted from 1
         if not 1 - ROUNDING <= rank <= total + ROUNDING:
-            return math.copysign(self._infinite(f"quantile {p}", max(p, 1 - p)), p - 0.5)
+            return math.copysign(self._infinite(f"quantile {p}"), p - 0.5)
         counts = self.weights > 0  # a row without weight is no point of the curve
         return float(np.interp(rank, np.cumsum(self.weights)[counts], self.scores[counts]))
 
@@ -90,56 +83,37 @@ class Conformal:
         total = float(self.weights.sum())
         return math.ceil((total + 1) * level - ROUNDING) <= total + ROUNDING
 
-    def _infinite(self, what: str, level: float) -> float:
+    def _infinite(self, what: str) -> float:
         count = int(self.weights.sum() + ROUNDING)
-        rows_are = counted(count, "calibration row is", "calibration rows are")
         warnings.warn(
-            f"{rows_are} too few for {what}, which becomes infinite; calibrate on at least "
-            f"{rows_needed(level)}.",
-            TooFewRows,
+            f"{counted(count, 'calibration row')}: too few for {what}, which becomes infinite.",
             stacklevel=4,
         )
         return math.inf
 
 
-def rows_needed(level: float) -> int:
-    """The fewest calibration rows for which ceil((n + 1) level) <= n."""
-    return math.ceil(level / (1 - level) - ROUNDING)
-
-
 class Limits(NamedTuple):
-    """What predictions may be: near the labels, of a usual scale, in the support."""
+    """What predictions may be: near the labels, of a usual scale, not negative if they are not."""
 
     low: float = -math.inf
     high: float = math.inf
-    is_whole: bool = False
     least_scale: float = 0.0
     most_scale: float = math.inf
     floor: float = -math.inf
-    ceiling: float = math.inf
 
     @classmethod
-    def find(cls, support: Support, values: Array, trust: Array | None = None) -> Limits:
-        """The support, and the range of credible labels stretched by its width on either side: a
-        symlog scale would otherwise reach astronomic medians."""
-        credible = values if trust is None else values[trust >= 0.5]
-        floor, ceiling = (-math.inf, math.inf) if isinstance(support, str) else support
-        floor = 0.0 if support in ("positive", "count") else floor
+    def find(cls, values: Array, trust: Array) -> Limits:
+        """The range of credible labels stretched by its width on either side: a symlog scale would
+        otherwise reach astronomic medians. Where labels are not negative, no number is."""
+        credible = values[trust >= 0.5]
         low, high = float(credible.min()), float(credible.max())
-        if not ((credible >= floor) & (credible <= ceiling)).any():
-            raise ValueError(f"support={support!r} has none of the labels, {low:g} to {high:g}.")
         is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()
-        is_whole = support == "count" and bool((credible == np.round(credible)).all())
-        floor = 0.0 if support == "auto" and is_positive else floor
-        bounds = max(2 * low - high, floor), min(2 * high - low, ceiling)
-        return cls(*bounds, is_whole=is_whole, floor=floor, ceiling=ceiling)
+        floor = 0.0 if is_positive else -math.inf
+        return cls(max(2 * low - high, floor), 2 * high - low, floor=floor)
 
     def clip(self, values: Array, is_calibrated: bool = False) -> Array:
-        """Medians, and all that promises no coverage, near the labels; calibrated ends in the
-        support. Rounding keeps coverage: a whole number inside an interval stays inside."""
-        values = np.round(values) if self.is_whole else values
-        ends = (self.floor, self.ceiling) if is_calibrated else (self.low, self.high)
-        return np.clip(values, *ends)
+        """Medians near the labels; calibrated ends above the floor alone."""
+        return np.clip(values, *((self.floor, None) if is_calibrated else (self.low, self.high)))
 
 
 @dataclass
@@ -148,78 +122,39 @@ class Target:
 
     space: ValueSpace
     chain: Chain
-    conformal: Conformal | None = None
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
-
-    def encode(self, values: Array) -> Array:
-        """Values in the head's space."""
-        return np.asarray(self.space.encode(torch.tensor(values, dtype=torch.float64)))
+    limits: Limits
+    conformal: Conformal = field(init=False)
 
     def scores(self, values: Array, y_dist: Cauchy) -> Array:
         """Residuals in predicted scales, in the head's space."""
-        return (self.encode(values) - y_dist.loc.numpy()) / y_dist.scale.numpy()
+        encoded = np.asarray(self.space.encode(torch.tensor(values, dtype=torch.float64)))
+        return (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
 
     def decode(self, encoded: ArrayLike) -> Array:
         """Values within the limits."""
-        return self.limits.clip(self.space.clamped(torch.as_tensor(encoded)).numpy())
+        encoded = torch.as_tensor(encoded, dtype=torch.float64)
+        return self.limits.clip(self.space.clamped(encoded).numpy())
 
-    def median(self, number: NumberPrediction) -> Array:
+    def median(self, y_dist: Cauchy) -> Array:
         """The calibrated median, if there are rows enough to calibrate it."""
-        if self.conformal is None or not self.conformal.reaches_level(LEVEL):
-            return self.limits.clip(np.asarray(number.median))
-        return self.limits.clip(self._at(number.y, self.conformal.quantile(0.5)))
+        if not self.conformal.reaches_level(LEVEL):
+            return self.decode(y_dist.loc)
+        return self.limits.clip(self._at(y_dist, self.conformal.quantile(0.5)))
 
-    def interval(
-        self, y_dist: Cauchy, level: float = LEVEL, calibrated: bool | None = None
-    ) -> Array:
+    def interval(self, y_dist: Cauchy, level: float = LEVEL) -> Array:
         """Low and high. -> (N, 2)"""
-        if (conformal := self._calibration(calibrated)) is None:
-            return np.stack([self.decode(end) for end in y_dist.interval(level)], -1)
-        radius = conformal.radius(level)
+        radius = self.conformal.radius(level)
         return np.stack([self._at(y_dist, end) for end in (-radius, radius)], -1)
 
-    def quantiles(
-        self, number: NumberPrediction, quantiles: Sequence[float], calibrated: bool | None = None
-    ) -> Array:
+    def quantiles(self, y_dist: Cauchy, quantiles: Sequence[float]) -> Array:
         """-> (N, quantiles)"""
-        if (conformal := self._calibration(calibrated)) is None:
-            return self.limits.clip(np.asarray(number.quantile(list(quantiles))))
-        return np.stack([self._at(number.y, conformal.quantile(p)) for p in quantiles], -1)
-
-    def _calibration(self, is_wanted: bool | None) -> Conformal | None:
-        if is_wanted and self.conformal is None:
-            raise ValueError(
-                "calibrated=True needs calibrate(X, y) on rows that fit has not seen; "
-                "calibrated=False gives the Cauchy's own intervals."
-            )
-        return None if is_wanted is False else self.conformal
+        return np.stack([self._at(y_dist, self.conformal.quantile(p)) for p in quantiles], -1)
 
     def _at(self, y_dist: Cauchy, scales: float) -> Array:
         """The end of a calibrated interval, so many predicted scales away from the median."""
         value = y_dist.loc + scales * y_dist.scale
         value = value if math.isinf(scales) else self.space.clamped(value)
         return self.limits.clip(value.numpy(), is_calibrated=True)
-
-
-class TargetEvidence(NamedTuple):
-    """Training rows of one target, each as cross-validation saw it (NaN where it did not)."""
-
-    values: Array
-    unseen: Array  # the median by experts that have not seen the row
-    scores: Array  # (value - median) / scale, in the head's space
-    credibility: Array  # the probability that the label is right
-    scales: Array  # predicted, in the head's space
-    peers: dict[str, Array]  # medians of single methods
-
-    def take(self, rows: NDArray[np.int64]) -> TargetEvidence:
-        arrays = {name: part[rows] for name, part in self._asdict().items() if name != "peers"}
-        return TargetEvidence(**arrays, peers={name: one[rows] for name, one in self.peers.items()})
-
-    def errors(self) -> dict[str, float]:
-        """The median absolute error of every method on unseen rows; ours is "together"."""
-        middle = np.full(len(self.values), np.median(self.values))
-        every = {"training median": middle, **self.peers, "together": self.unseen}
-        return {n: float(np.nanmedian(np.abs(p - self.values))) for n, p in every.items()}
 
 
 def warn_of_wrong_labels(name: str, share: float) -> None:

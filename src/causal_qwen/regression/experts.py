@@ -25,7 +25,7 @@ they disagree (`head`). Experts of weight 0 are dropped, and are not asked when 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -73,17 +73,6 @@ class Expert(NamedTuple):
     steps: int = STEPS[-1]  # of boosting
 
 
-@dataclass
-class Fitted:
-    """An expert, fitted: a `Ridge`, or scikit-learn's boosting."""
-
-    expert: Expert
-    predictor: Any
-
-    def __call__(self, x: Any) -> Array:
-        return np.asarray(self.predictor.predict(x), dtype=np.float64)
-
-
 class Problem(NamedTuple):
     """What the experts learn from. `trust` (N,) is the credibility of every label."""
 
@@ -92,19 +81,14 @@ class Problem(NamedTuple):
     y: Array
     weights: Array
     splits: Splits
-    done: Callable[[], None]  # called after each stage
 
-    def fit(self, expert: Expert, trust: Array, rows: Any) -> Fitted:
-        """To some rows."""
+    def fit(self, expert: Expert, trust: Array, rows: Any) -> Any:
+        """A `Ridge`, or scikit-learn's boosting, of some rows."""
         if expert.source == "boosting":
-            return Fitted(expert, self.growing(expert, trust, rows).grow(expert.steps))
+            return Growing(expert, self, trust, rows).grow(expert.steps)
         design, weights = self.features[expert.source].take(rows), (self.weights * trust)[rows]
         is_robust = expert.loss == "cauchy"
-        return Fitted(expert, fit_ridge(design, self.y[rows], weights, robust=is_robust))
-
-    def growing(self, expert: Expert, trust: Array, rows: Any) -> Growing:
-        x, y, weights = self.features["boosting"][rows], self.y[rows], self.weights[rows]
-        return Growing(expert, x, y, weights, trust[rows], self.categories)
+        return fit_ridge(design, self.y[rows], weights, robust=is_robust)
 
 
 @dataclass
@@ -112,13 +96,14 @@ class Stack:
     """The experts that are kept, and the chain on their predictions: each is the location of a
     coordinate of U; the spread of all is read by the scale alone."""
 
-    experts: list[Fitted]
+    experts: list[tuple[Expert, Any]]  # with what `Problem.fit` gave
     chain: Chain
 
     def coordinates(self, features: Mapping[str, Any]) -> Array:
         """What the chain reads of features by source, (N, H) each: the predictions, and the
         logarithm of their spread. (N, m + 1)"""
-        return with_spread(np.stack([one(features[one.expert.source]) for one in self.experts], 1))
+        found = [fitted.predict(features[expert.source]) for expert, fitted in self.experts]
+        return with_spread(np.stack(found, 1))
 
 
 class Evidence(NamedTuple):
@@ -138,23 +123,23 @@ class Growing:
     """Boosting on some rows, to which trees are added: `grow(60)` after `grow(30)` adds 30, and
     gives what `grow(60)` alone would."""
 
-    def __init__(
-        self, expert: Expert, x: Any, y: Array, weights: Array, trust: Array, categories: int
-    ) -> None:
+    def __init__(self, expert: Expert, problem: Problem, trust: Array, rows: Any) -> None:
+        x, y = problem.features["boosting"][rows], problem.y[rows]
+        weights, trust = problem.weights[rows], trust[rows]
         if expert.loss == "absolute_error":  # weighted medians of leaves take ten times as long
             is_kept = trust >= DOUBTFUL
             x, y, weights = x[is_kept], y[is_kept], weights[is_kept]
         else:
             weights = weights * trust
-        rows = len(y)
+        count, categories = len(y), problem.categories
         x = np.where(np.isfinite(x).any(0), x, 0.0)  # scikit-learn bins no column without values
         self.rows: tuple[Any, Array, Array | None] = x, y, None
         if weights.min() < weights.max():
             self.rows = round_to_bins(x, categories), y, weights
         self.trees = HistGradientBoostingRegressor(
             loss=expert.loss,
-            min_samples_leaf=int(np.clip(rows // 60, *LEAF_ROWS)),
-            max_leaf_nodes=int(np.clip(rows // 30, *LEAVES)),
+            min_samples_leaf=int(np.clip(count // 60, *LEAF_ROWS)),
+            max_leaf_nodes=int(np.clip(count // 30, *LEAVES)),
             categorical_features=list(range(categories)) or None,
             random_state=0,
             warm_start=True,
@@ -188,21 +173,20 @@ def predict_unseen(
 ) -> tuple[list[Expert], Array]:
     """The experts, each with its best number of trees, and their predictions of rows that they
     have not seen; NaN for rows in no test set. -> (N, m)"""
-    features, _, y, weights, splits, done = problem
+    features, _, y, weights, splits = problem
     chosen, columns = [], []
     for expert in experts:
         x, unseen = features[expert.source], np.full(len(y), np.nan)
         if expert.source == "boosting":
-            growing = [problem.growing(expert, trust, training) for training, _ in splits]
+            growing = [Growing(expert, problem, trust, training) for training, _ in splits]
             tests = [(test, x[test]) for _, test in splits]
             steps, unseen = _grow_together(growing, tests, y, weights * trust)
             expert = expert._replace(steps=steps)
         else:
             for training, test in splits:
-                unseen[test] = problem.fit(expert, trust, training)(x.x[test])
+                unseen[test] = problem.fit(expert, trust, training).predict(x.x[test])
         chosen.append(expert)
         columns.append(unseen)
-        done()
     return chosen, np.stack(columns, 1)
 
 
@@ -240,7 +224,6 @@ def fit_stack(
     *,
     categories: int = 0,
     seed: int = 0,
-    done: Callable[[], None] = lambda: None,
 ) -> tuple[Stack, Evidence]:
     """Features (N, H) or designs by source, whose first `categories` columns of boosting are such;
     labels y (N,), standardised by median and interquartile range."""
@@ -248,11 +231,8 @@ def fit_stack(
     experts = [Expert(name, "cauchy") for name in linear if name in features]
     if "boosting" in features and (len(y) >= LEAST_ROWS or not experts):
         experts.append(Expert("boosting", "absolute_error"))
-    designs = {
-        name: x if name == "boosting" or isinstance(x, Design) else Design.of(x)
-        for name, x in features.items()
-    }
-    problem = Problem(designs, categories, y, weights, splits, done)
+    designs = {name: x if name == "boosting" else Design.of(x) for name, x in features.items()}
+    problem = Problem(designs, categories, y, weights, splits)
     trust = np.ones(len(y))
     experts, first = predict_unseen(experts, problem, trust)
     is_tested = np.isfinite(first).all(1) & (weights > 0)
@@ -279,16 +259,16 @@ def fit_stack(
     experts, unseen = squared + experts, np.hstack([unseen, first])
     tested = unseen[is_tested], y[is_tested], (weights * trust)[is_tested]
     kept, mix = _choose(experts, *tested)
-    fitted = [problem.fit(experts[place], trust, np.arange(len(y))) for place in kept]
-    done()
-    predictions, count = tested[0][:, kept], len(kept)
+    every = np.arange(len(y))
+    fitted = [(experts[place], problem.fit(experts[place], trust, every)) for place in kept]
+    predictions = tested[0][:, kept]
     scale = fit_scale(
         torch.from_numpy(with_spread(predictions)),
         torch.from_numpy(tested[1] - mix(predictions)),
-        weights=torch.from_numpy(tested[2]),
-        seed=seed,
+        torch.from_numpy(tested[2]),
+        seed,
     )
-    chain = Chain.of(np.eye(count, count + 1), np.zeros(count), mix.weights, mix.intercept, scale)
+    chain = Chain.of(mix.weights, mix.intercept, scale)
     evidence = Evidence(unseen[:, kept], found._replace(probability=trust), peers)
     return Stack(fitted, chain), evidence
 
@@ -342,14 +322,15 @@ def stack_weights(predictions: Array, y: Array, weights: Array) -> Mix:
         return value, np.concatenate([of_weights, [-pull.sum() / scale, of_scale]])
 
     bounds = [(0.0, None)] * count + [(None, None), (math.log(width) - 10, math.log(width) + 10)]
-    best = None
-    for start in (np.full(count, 1 / count), *np.eye(count)):
-        first = np.concatenate([start, [0.0, math.log(width)]])
-        found = optimize.minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds)
-        if best is None or found.fun < best.fun:
-            best = found
-    assert best is not None
-    return Mix(best.x[:count], float(best.x[count]))
+    starts = (np.full(count, 1 / count), *np.eye(count))
+    found = [
+        optimize.minimize(
+            loss, [*start, 0.0, math.log(width)], jac=True, method="L-BFGS-B", bounds=bounds
+        )
+        for start in starts
+    ]
+    best = min(found, key=lambda one: float(one.fun)).x
+    return Mix(best[:count], float(best[count]))
 
 
 # ---------------------------------------------------------------- linear experts
@@ -376,6 +357,8 @@ class Design:
 
     @classmethod
     def of(cls, x: Any) -> Design:
+        if isinstance(x, Design):
+            return x
         return cls(x, _dense(x @ x.T) if x.shape[0] <= x.shape[1] else None)
 
     @cached_property
@@ -393,7 +376,7 @@ class Design:
 
 def fit_ridge(x: Any, y: Array, weights: Array, *, robust: bool = False) -> Ridge:
     """x (N, H), dense or a SciPy sparse matrix, or a `Design`; y, weights (N,)"""
-    design = x if isinstance(x, Design) else Design.of(x)
+    design = Design.of(x)
     if not robust:
         return _solve(design, y, weights, float(np.average(y, weights=weights)))
     found = _solve(design, y, weights, float(np.median(y)), robust=True)
@@ -415,15 +398,13 @@ def _solve(design: Design, y: Array, weights: Array, center: float, robust: bool
     root, target, level = np.sqrt(weights), y - center, design.level
     is_dual = design.products is not None
     solutions = (_dual if is_dual else _primal)(design, root, target)
-    best: tuple[float, Array, Array] | None = None
-    for solution, unseen in solutions:
-        residuals = target - unseen
+
+    def loss(candidate: tuple[Array, Array]) -> float:
+        residuals = target - candidate[1]
         squares = float(np.average(residuals**2, weights=weights))
-        loss = cauchy_loss(residuals, weights) if robust else squares
-        if best is None or loss < best[0]:
-            best = loss, solution, unseen
-    assert best is not None
-    _, solution, unseen = best
+        return cauchy_loss(residuals, weights) if robust else squares
+
+    solution, unseen = min(solutions, key=loss)
     if is_dual:
         solution = np.append(design.x.T @ solution, np.sqrt(level) * solution.sum())
     intercept = center + float(np.sqrt(level) * solution[-1])

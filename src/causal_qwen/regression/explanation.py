@@ -1,6 +1,6 @@
 """Explanation: a prediction -> what each column, and each group of words, adds to it.
 
-    regressor.explain(table[:3]).table       # row, part, value, median, width
+    regressor.explain(table[:3]).table       # row, part, column, value, median
 
 Contributions are Shapley values: what a part adds to the prediction when it takes the place of the
 baseline's, averaged over orders in which the parts may be added. The baseline is a typical training
@@ -8,98 +8,43 @@ row (`sources.typical_row`): medians of numbers, the most frequent categories, n
 are the columns, and of a text column its words in groups. Per order the contributions add up to
 prediction - baseline, so their averages do. Where the median is a sum of functions of single parts
 all orders agree; elsewhere orders are drawn at random, each with its reverse, whose errors partly
-cancel. Contributions to the width are those to the length of the 90% interval.
+cancel.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import permutations as all_orders
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
-
-from causal_qwen.paths import install_hint
-from causal_qwen.tables.frames import require_pandas
 
 Array = NDArray[np.float64]
 Part = tuple[str, str | None]  # a column, or a text column and some of its words
 
 MOST_GROUPS = 12  # of the words of one text
-SHOWN = 6  # parts in a repr
-SHOWN_LETTERS = 30  # of a value
 
 
-@dataclass(frozen=True, repr=False)
-class Explanation:
-    """`table` has the contributions of every row (columns row, part, value, median, width), the
-    largest first; `rows` has what they add up to (baseline, prediction, and both widths)."""
+class Explanation(NamedTuple):
+    """`table` has the contributions of every row (columns row, part, column, value, median), the
+    largest first; `rows` has what they add up to: baseline and prediction."""
 
-    target: str
     table: Any
     rows: Any
-
-    def plot(self, row: Any = None, *, of: str = "median", ax: Any = None) -> Any:
-        """Draw the contributions to one row (the first) as horizontal bars; matplotlib's axes."""
-        row = self.rows.index[0] if row is None else row
-        found = self.table[self.table["row"] == row].sort_values(of, key=abs)
-        if not len(found):
-            raise ValueError(f"row {row!r} is not explained; there are {list(self.rows.index)}.")
-        ax = new_axes((7, 1 + 0.32 * len(found))) if ax is None else ax
-        labels = []
-        for part, column, value in found[["part", "column", "value"]].itertuples(index=False):
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            labels.append(part if part != column else f"{column} = {shown:.{SHOWN_LETTERS}}")
-        ax.barh(range(len(found)), found[of], color=np.where(found[of] > 0, "C0", "C3"))
-        ax.set_yticks(range(len(found)), labels)
-        ax.axvline(0, color="black", linewidth=0.8)
-        ends = ("baseline", "prediction") if of == "median" else ("baseline_width", "width")
-        first, last = self.rows.loc[row, list(ends)]
-        ax.set_title(f"{self.target}: {of} from {first:.4g} to {last:.4g}")
-        return ax
-
-    def __repr__(self) -> str:
-        lines = []
-        for row, total in self.rows.iterrows():
-            found = self.table[self.table["row"] == row]
-            pairs = list(zip(found["part"], found["median"], strict=True))
-            listed = [f"{part} {value:+.4g}" for part, value in pairs[:SHOWN]]
-            if rest := [value for _, value in pairs[SHOWN:]]:
-                listed.append(f"{len(rest)} more {sum(rest):+.4g}")
-            sums = f"{total['prediction']:.4g} = {total['baseline']:.4g} (baseline)"
-            lines.append(f"row {row}: {self.target} {sums}, {', '.join(listed)}")
-        return "\n".join(lines)
-
-
-def new_axes(size: tuple[float, float] | None = None) -> Any:
-    """Matplotlib's axes in a new figure."""
-    try:
-        from matplotlib import pyplot
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Pictures need matplotlib, which is not installed: {install_hint('plot')}"
-        ) from None
-    return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 
 def explain_rows(
     frame: Any,
-    baseline: Any,
+    base: dict[str, Any],
     texts: Sequence[str],
-    predict: Callable[[Any], tuple[Array, Array]],
-    target: str,
+    predict: Callable[[Any], Array],
     permutations: int,
     seed: int,
 ) -> Explanation:
-    """Explain every row of `frame`; `texts` are its text columns, `predict` gives medians and
-    widths of a DataFrame's rows."""
-    pandas = require_pandas()
-    if permutations < 2 or permutations % 2:
-        raise ValueError(f"permutations={permutations} must be an even number of at least 2.")
-    (base,) = baseline.to_dict("records")
+    """Explain every row of `frame`; `texts` are its text columns, `predict` gives medians."""
     plans, mixed = [], []
     for place, row in enumerate(frame.astype(object).to_dict("records")):
         parts = [part for name in base for part in _parts(row[name], name, texts)]
@@ -107,13 +52,13 @@ def explain_rows(
         plans.append((row, parts, orders))
         steps = (order[:count] for order in orders for count in range(len(parts) + 1))
         mixed += [_mixed(base, row, [parts[place] for place in sorted(step)]) for step in steps]
-    given = pandas.DataFrame(mixed, columns=list(base), dtype=object)
-    found = np.stack(predict(given), -1).astype(np.float64)  # (rows, 2): median and width
+    given = pd.DataFrame(mixed, columns=list(base), dtype=object)
+    found = np.asarray(predict(given), dtype=np.float64)
     tables, totals, at = [], [], 0
     for label, (row, parts, orders) in zip(frame.index, plans, strict=True):
-        values = found[at : at + len(orders) * (len(parts) + 1)].reshape(len(orders), -1, 2)
-        at += values.shape[0] * values.shape[1]
-        added = np.zeros((len(parts), 2))
+        values = found[at : at + len(orders) * (len(parts) + 1)].reshape(len(orders), -1)
+        at += values.size
+        added = np.zeros(len(parts))
         for order, gained in zip(orders, np.diff(values, axis=1), strict=True):
             added[order] += gained / len(orders)
         columns = {
@@ -121,15 +66,13 @@ def explain_rows(
             "part": [name if words is None else f"{name}: {words}" for name, words in parts],
             "column": [name for name, _ in parts],
             "value": [words or row[name] for name, words in parts],
-            "median": added[:, 0],
-            "width": added[:, 1],
+            "median": added,
         }
-        table = pandas.DataFrame(columns)
+        table = pd.DataFrame(columns)
         tables.append(table.sort_values("median", key=abs, ascending=False, kind="stable"))
-        totals.append(values[0, [0, -1]].T.ravel())
-    names = ["baseline", "prediction", "baseline_width", "width"]
-    rows = pandas.DataFrame(totals, columns=names, index=frame.index)
-    return Explanation(target, pandas.concat(tables, ignore_index=True), rows)
+        totals.append(values[0, [0, -1]])
+    rows = pd.DataFrame(totals, columns=["baseline", "prediction"], index=frame.index)
+    return Explanation(pd.concat(tables, ignore_index=True), rows)
 
 
 def _parts(cell: Any, name: str, texts: Sequence[str]) -> list[Part]:

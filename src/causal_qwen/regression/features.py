@@ -1,7 +1,6 @@
 """Features: text -> z, what the backbone makes of it.
 
-    features(texts, model, processor, ...)                      # (N, H): last layer, last token
-    features(texts, model, processor, poolings=MIDDLE, ...)     # (N, P, H), by one forward pass
+    features(texts, model, processor, MIDDLE, max_length=512)     # (N, P, H), by one forward pass
 
 Middle layers describe a text better than the last, which is about the next token. `MIDDLE` are
 candidates, of which cross-validation chooses; they need two thirds of the layers.
@@ -58,25 +57,16 @@ Progress = Callable[[int, int], None]  # (done, total)
 
 
 def encode_texts(texts: Sequence[str], processor: Processor, max_length: int) -> list[Encoded]:
-    """Ids and values up to the place of the next number; long texts lose their beginning."""
-    encoded = []
-    for text in texts:
-        inputs = processor(processor.ask(text))
-        encoded.append((inputs["input_ids"][-max_length:], inputs["numeric_values"][-max_length:]))
-    return encoded
-
-
-def too_long(texts: Sequence[str], processor: Processor, max_length: int) -> list[int]:
-    """Indices of the texts that `encode_texts` truncates."""
-    some = ((row, text) for row, text in enumerate(texts) if len(text.encode()) + 2 > max_length)
-    return [row for row, text in some if len(processor(processor.ask(text)).input_ids) > max_length]
-
-
-def hidden_at_end(model: CausalModel, encoded: Sequence[Encoded]) -> Tensor:
-    """z at every text's last token. Padding is on the right, after all that is used. -> (B, H)"""
-    output, lengths = _run(model, model.model, encoded)
-    z: Tensor = output.last_hidden_state[torch.arange(len(lengths)), lengths - 1]
-    return z
+    """Ids and values up to the place of the next number; long texts lose their beginning, with a
+    warning."""
+    inputs = [processor(processor.ask(text)) for text in texts]
+    if count := sum(len(one["input_ids"]) > max_length for one in inputs):
+        warnings.warn(
+            f"{count} of {len(texts)} texts are longer than {max_length} tokens (max_length, or "
+            "the model's context) and lose their beginning.",
+            stacklevel=4,
+        )
+    return [(one["input_ids"][-max_length:], one["numeric_values"][-max_length:]) for one in inputs]
 
 
 def pooled_hidden(
@@ -86,7 +76,7 @@ def pooled_hidden(
     count = len(model.model.layers)
     after = [max(round(pooling.depth * count), 1) for pooling in poolings]  # layers
     states = dict.fromkeys(after, torch.empty(0))
-    _, lengths = _run(model, _recorded(model.model, states), encoded)
+    lengths = _run(model, _recorded(model.model, states), encoded)
     width = int(lengths.max())
     is_own = torch.arange(width, device=lengths.device) < lengths.unsqueeze(-1)  # (B, T)
     rows, found = torch.arange(len(lengths)), []
@@ -126,8 +116,8 @@ def _recorded(backbone: Any, states: dict[int, Tensor]) -> Any:
     return shorter
 
 
-def _run(model: CausalModel, backbone: Any, encoded: Sequence[Encoded]) -> tuple[Any, Tensor]:
-    """The backbone's output for texts padded on the right, and their lengths (B,)"""
+def _run(model: CausalModel, backbone: Any, encoded: Sequence[Encoded]) -> Tensor:
+    """Read texts, padded on the right, where nothing that is used sees it; their lengths (B,)"""
     lengths = torch.tensor([len(ids) for ids, _ in encoded], device=model.device)
     width = int(lengths.max())
     ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in encoded], device=model.device)
@@ -135,10 +125,8 @@ def _run(model: CausalModel, backbone: Any, encoded: Sequence[Encoded]) -> tuple
     values = torch.tensor(padded, dtype=torch.float64, device=model.device)
     number = model.config.num_token_id
     has_numbers = number is not None and bool((ids == number).any())  # a value may be 0
-    output = backbone(
-        input_ids=ids, numeric_values=values if has_numbers else None, use_cache=False
-    )
-    return output, lengths
+    backbone(input_ids=ids, numeric_values=values if has_numbers else None, use_cache=False)
+    return lengths
 
 
 def batches_by_length(encoded: Sequence[Encoded], tokens: int = BATCH_TOKENS) -> list[list[int]]:
@@ -157,26 +145,25 @@ def features(
     texts: Sequence[str],
     model: CausalModel,
     processor: Processor,
+    poolings: Sequence[Pooling],
     *,
     max_length: int,
-    poolings: Sequence[Pooling] = (),
     cache: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> NDArray[np.float32]:
-    """z of every text: (N, H) at the last token, or (N, P, H) by `poolings`."""
+    """z of every text by every pooling. (N, P, H)"""
     place = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # of distinct texts
-    names = [f"{pooling}\n" for pooling in poolings] or [""]  # before the text, in the cache
-    key = fingerprint(model, processor, max_length) + ("pooled" if poolings else "")
-    z = np.full((len(place), len(names), model.config.hidden_size), np.nan, np.float32)
+    key = fingerprint(model, processor, max_length)
+    z = np.full((len(place), len(poolings), model.config.hidden_size), np.nan, np.float32)
 
-    def file(text: str, name: str) -> Path:
+    def file(text: str, pooling: Pooling) -> Path:
         assert cache is not None
-        digest = hashlib.sha256(f"{key}{name}{text}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{key}{pooling}\n{text}".encode()).hexdigest()
         return cache / digest[:2] / digest
 
     for text in place if cache is not None else ():
-        for column, name in enumerate(names):
-            if (found := stored(file(text, name))) is not None:
+        for column, pooling in enumerate(poolings):
+            if (found := stored(file(text, pooling))) is not None:
                 z[place[text], column] = found
     missing = [text for text, row in place.items() if np.isnan(z[row]).any()]
     done = len(place) - len(missing)
@@ -185,21 +172,17 @@ def features(
     for batch in batches_by_length(encoded):
         some = [encoded[row] for row in batch]
         with _READING:
-            if poolings:
-                hidden = pooled_hidden(model, some, poolings)
-            else:
-                hidden = hidden_at_end(model, some).unsqueeze(1)
+            hidden = pooled_hidden(model, some, poolings)
         z[[place[missing[row]] for row in batch]] = hidden.float().cpu().numpy()  # (B, P, H)
         try:
             for row in batch if cache is not None else ():
-                for name, one in zip(names, z[place[missing[row]]], strict=True):
-                    store(file(missing[row], name), one)
+                for pooling, one in zip(poolings, z[place[missing[row]]], strict=True):
+                    store(file(missing[row], pooling), one)
         except OSError as error:
             warnings.warn(f"the feature cache {cache} is not used ({error}).", stacklevel=4)
             cache = None
         progress(done := done + len(batch), len(place))
-    found = z if poolings else z[:, 0]
-    return found if len(place) == len(texts) else found[[place[text] for text in texts]]
+    return z[[place[text] for text in texts]]
 
 
 def store(file: Path, z: NDArray[np.float32]) -> None:

@@ -10,7 +10,6 @@ noise. `sample` gives the numbers of single individuals, the same as `causal` ge
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +23,7 @@ from transformers.utils import logging
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import DecodingSettings
-from causal_qwen.individuals import Individual, check_noise, resolve_individuals
+from causal_qwen.individuals import Individual, resolve_individuals
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
@@ -35,8 +34,6 @@ logger = logging.get_logger("transformers.causal_qwen")
 
 Array = NDArray[np.float64]
 
-ROWS_SHOWN = 10
-
 
 @dataclass(frozen=True, eq=False)
 class IndividualLaw:
@@ -44,40 +41,29 @@ class IndividualLaw:
 
     scale: Tensor  # scale_U (..., C)
     b: Tensor  # (C,)
+    weight: Tensor  # (C,)
     positions: Tensor  # of the last token (...,), as in generation
     settings: DecodingSettings
 
     def __getitem__(self, row: Any) -> IndividualLaw:
         return replace(self, scale=self.scale[row], positions=self.positions[row])
 
-    def shifts(self, individuals: Any, weight: Tensor) -> Tensor:
+    def shifts(self, individuals: Sequence[int] | Sequence[Individual]) -> Tensor:
         """w.(u - loc_U) of n individuals. -> (..., n)"""
-        people = self.resolve(individuals)
-        settings = self.settings
-        gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain)
-        shifts = torch.empty(*self.positions.shape, len(people), dtype=torch.float64)
-        for position in self.positions.unique().tolist() if people else ():
-            at, places = self.positions == position, [position] * len(people)
-            t = torch.from_numpy(gains.noise(people, places))  # (n, C)
-            shifts[at] = (self.scale[at] * weight) @ t.T
-            if (exogenous := gains.exogenous(people, None, places)) is not None:
-                shifts[at] += torch.from_numpy(exogenous) @ (self.b * weight)
-        return shifts
-
-    def resolve(self, individuals: Any) -> list[Individual]:
-        """A count, seeds, Individuals or noise e, as individuals."""
-        size, kinds = len(self.b), numbers.Integral | Individual
-        if isinstance(individuals, kinds):
-            is_one = isinstance(individuals, Individual)
-            individuals = [individuals] if is_one else range(individuals)
-        if not (
-            isinstance(individuals, Sequence) and all(isinstance(x, kinds) for x in individuals)
-        ):
-            individuals = np.atleast_2d(check_noise(individuals, size))
+        settings, count = self.settings, len(individuals)
         names = ("min_density", "temperature", "persistence")
-        options: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
-        options["fresh"] = self.settings.is_fresh
-        return resolve_individuals(individuals, len(individuals), 1, size, **options)
+        options: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        options["fresh"] = settings.is_fresh
+        people = resolve_individuals(list(individuals), count, 1, len(self.b), **options)
+        gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain)
+        shifts = torch.empty(*self.positions.shape, count, dtype=torch.float64)
+        for position in self.positions.unique().tolist() if count else ():
+            at, places = self.positions == position, [position] * count
+            t = torch.from_numpy(gains.noise(people, places))  # (n, C)
+            shifts[at] = (self.scale[at] * self.weight) @ t.T
+            if (exogenous := gains.exogenous(people, None, places)) is not None:
+                shifts[at] += torch.from_numpy(exogenous) @ (self.b * self.weight)
+        return shifts
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -90,26 +76,7 @@ class NumberPrediction:
     y: Cauchy  # in `space`, float64: shape () or (B,)
     space: ValueSpace
     probability: Any
-    individuals: Cauchy = field(repr=False)  # U' (..., C), whose linear image y is
-    weight: Tensor = field(repr=False)  # (C,)
-    bias: float = 0.0
     law: IndividualLaw | None = field(default=None, repr=False)
-
-    @classmethod
-    def from_individuals(
-        cls,
-        u: Cauchy,
-        weight: Tensor,
-        bias: float,
-        space: ValueSpace,
-        probability: Any,
-        law: IndividualLaw | None = None,
-    ) -> NumberPrediction:
-        """Y = w.U' + c for a batch U' (B, C), in float64."""
-        u = Cauchy(u.loc.double(), u.scale.double())
-        weight = weight.double().cpu()
-        y = Cauchy(u.loc @ weight + bias, (u.scale @ weight.abs()).clamp_min(SCALE_FLOOR))
-        return cls(y, space, probability, u, weight, bias, law)
 
     @property
     def median(self) -> Any:
@@ -130,72 +97,37 @@ class NumberPrediction:
         low, high = self.y.interval(level)
         return _out(self.space.decode(low)), _out(self.space.decode(high))
 
-    def cdf(self, value: ArrayLike) -> Any:
-        """P(number <= value); one value for all, or one per row."""
-        return _out(self.y.cdf(self.space.encode(self._checked(value))))
-
     def log_prob(self, value: ArrayLike) -> Any:
-        """The log-density at `value`, in units of the value itself."""
-        v = self._checked(value)
+        """The log-density at `value`, one for all or one per row, in units of the value itself."""
+        v = torch.from_numpy(np.array(value, dtype=np.float64))
         return _out(self.y.log_prob(self.space.encode(v)) + self.space.log_slope(v))
 
-    def crps(self, value: ArrayLike) -> Any:
-        """The continuous ranked probability score; in "symlog" space in symlog units, because it is
-        infinite in units of the value. `pinball` scores quantiles in these."""
-        return _out(self.y.crps(self.space.encode(self._checked(value))) * self.space.spread)
-
-    def pinball(self, value: ArrayLike, p: float) -> Any:
-        """The pinball loss of the p-quantile, in units of the value."""
-        error = self._checked(value) - torch.as_tensor(self.quantile(p), dtype=torch.float64)
-        return _out(torch.maximum(p * error, (p - 1) * error))
-
-    def sample(
-        self, individuals: int | Individual | Sequence[int] | Sequence[Individual] | ArrayLike
-    ) -> Array:
-        """The numbers of these individuals: w.u + c. -> (n,), or (B, n) for a batch.
-
-        `individuals` are seeds, `Individual`s, noise e (n, C), or a count n: the individuals 0 to
-        n - 1. A model's individuals give the number that they give in `causal` generation after
-        the same text. A prediction without a law (a regressor's) takes u = loc_U' + scale_U' t, so
-        that samples are distributed as the prediction.
-        """
-        law = self.law or IndividualLaw(
-            self.individuals.scale,
-            torch.zeros_like(self.weight),
-            torch.zeros(self.y.loc.shape, dtype=torch.long),
-            DecodingSettings("causal"),
-        )
-        if self.law is None:  # without positions: all noise is the individual's own
-            individuals = [replace(one, persistence=1.0) for one in law.resolve(individuals)]
-        moved = self.y.loc.unsqueeze(-1) + law.shifts(individuals, self.weight)
+    def sample(self, individuals: Sequence[int] | Sequence[Individual]) -> Array:
+        """The numbers of these individuals (seeds, or `Individual`s), the same that they give in
+        `causal` generation after the same text: w.u + c. -> (n,), or (B, n) for a batch."""
+        if self.law is None:
+            raise ValueError("a regressor's prediction has no individuals; use quantile.")
+        moved = self.y.loc.unsqueeze(-1) + self.law.shifts(individuals)
         return self.space.decode(moved).numpy()
 
     def __len__(self) -> int:
         return len(self.y.loc)
 
     def __getitem__(self, row: Any) -> NumberPrediction:
-        y, u = (Cauchy(*(x[row] for x in dist)) for dist in (self.y, self.individuals))
-        probability = _out(torch.as_tensor(self.probability)[row])
         law = None if self.law is None else self.law[row]
-        return NumberPrediction(y, self.space, probability, u, self.weight, self.bias, law)
+        probability = _out(torch.as_tensor(self.probability)[row])
+        y = Cauchy(self.y.loc[row], self.y.scale[row])
+        return NumberPrediction(y, self.space, probability, law)
 
     def __iter__(self) -> Iterator[NumberPrediction]:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
         if self.y.loc.dim():
-            rows = [repr(self[row]) for row in range(min(len(self), ROWS_SHOWN))]
-            return "\n".join([f"{len(self)} numbers", *rows, *["..."][: len(self) - ROWS_SHOWN]])
+            return f"{len(self)} numbers"
         low, high = map(render, self.interval(0.9))
         interval = f"90% interval {low} to {high}"
         return f"{render(self.median)}  ({interval}; P(<NUM>) = {self.probability:.2g})"
-
-    def _checked(self, value: ArrayLike) -> Tensor:
-        """Finite numbers to compare with: one for all, or one per row."""
-        v = torch.from_numpy(np.array(value, dtype=np.float64))
-        if not v.isfinite().all():
-            raise ValueError(f"value={value!r} is not finite.")
-        return v
 
 
 @torch.no_grad()
@@ -211,12 +143,7 @@ def predict(
     """The distribution of the number that follows each text; `field` names the target, whose
     standardisation is used, `reading` are options of the processor."""
     processor.check(model.config)
-    encoding = reading.setdefault("encode_numbers", processor.encode_numbers)
-    if model.config.encode_numbers == "value" and encoding == "text" == processor.encode_numbers:
-        raise ValueError(
-            "this model reads numbers as values, and the processor leaves them as digits: use "
-            'encode_numbers="value".'
-        )
+    reading.setdefault("encode_numbers", processor.encode_numbers)
     if model.config.encode_numbers == "text":
         logger.warning_once("This model was not trained on values: its numbers are arbitrary.")
     space = field_space(model.config, field)
@@ -229,12 +156,13 @@ def predict(
         batch = many[start : start + batch_size]
         parts.append(_last_position(model, processor, batch, reading, start))
     loc, wide, scale, probability, positions = map(torch.cat, zip(*parts, strict=True))
-    u, p = Cauchy(loc, wide), probability.double().numpy()
     b = whole(model.action, "b_noise").detach().abs().double().cpu()
+    weight, bias = model.action.value.weight[0].double().cpu(), float(model.action.value.bias)
+    y = Cauchy(loc.double() @ weight + bias, wide.double() @ weight.abs())
+    y = Cauchy(y.loc, y.scale.clamp_min(SCALE_FLOOR))
     settings = model.resolve_settings(causal_mode="causal")
-    law = IndividualLaw(scale.double(), b, positions, settings)
-    weight, bias = model.action.value.weight[0], float(model.action.value.bias)
-    found = NumberPrediction.from_individuals(u, weight, bias, space, p, law)
+    law = IndividualLaw(scale.double(), b, weight, positions, settings)
+    found = NumberPrediction(y, space, probability.double().numpy(), law)
     return found[0] if isinstance(texts, str) else found
 
 

@@ -4,56 +4,34 @@
     low, high = regressor.predict_interval(test, level=0.9)    # calibrated by cross-validation
 
 A row is read in several ways (`sources`): columns, words, kernel, boosting, and the language model
-for texts. Their predictions of unseen rows are the coordinates of U, and Y is a linear function of
-U (`experts`). With `sources=["model"]` every row is a sentence that ends where its number would
-follow, and U is abduced there, without the gate P_<NUM>. The language model stays as it is.
+for texts, which stays as it is. Their predictions of unseen rows are the coordinates of U, and Y is
+a linear function of U (`experts`).
 """
 
 from __future__ import annotations
 
-import copy
 import os
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-
-from causal_qwen.paths import install_hint
-
-try:
-    from sklearn.base import BaseEstimator, RegressorMixin
-    from sklearn.utils import check_random_state
-    from sklearn.utils._param_validation import Interval, StrOptions
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted
-except ModuleNotFoundError:
-    raise ImportError(
-        "CausalTextRegressor needs scikit-learn, which is not installed: " + install_hint("tables")
-    ) from None
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.value_space import ValueSpace, fit_field
-from causal_qwen.options import VALUE_SPACES
 from causal_qwen.outputs import new_directory
 from causal_qwen.paths import cache_directory
-from causal_qwen.regression import (
-    audit,
-    backbone,
-    conformal,
-    features,
-    head,
-    sentences,
-    sources,
-    whatif,
-)
+from causal_qwen.regression import audit, backbone, conformal, features, sources, whatif
 from causal_qwen.regression.backbone import OpenModel
-from causal_qwen.regression.conformal import LEVEL, Conformal, Limits, Target, TargetEvidence
+from causal_qwen.regression.conformal import LEVEL, Conformal, Target
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
 from causal_qwen.regression.experts import Evidence
 from causal_qwen.regression.explanation import Explanation, explain_rows
@@ -63,22 +41,21 @@ from causal_qwen.regression.source_model import Hidden, SourceModel, judge_targe
 from causal_qwen.tables import frames
 from causal_qwen.tables.frames import TEXT, as_table, is_table, require_columns
 from causal_qwen.tables.targets import check_rows, check_variety, read_targets
-from causal_qwen.terminal import counted, progress_bar
+from causal_qwen.terminal import progress_bar
 
 __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
 
 Array = NDArray[np.float64]
 
 SAVED = (  # fitted attributes; the others are of the training rows
-    *("columns_", "is_single_", "seed_", "targets_", "source_", "baseline_"),
-    *("text_columns_", "backbone_"),
+    *("columns_", "is_single_", "seed_", "rows_", "targets_", "source_", "baseline_", "backbone_"),
+    *("n_features_in_", "feature_names_in_"),
 )
-FITTED = ("evidence_", "rows_", *SAVED)
+FITTED = ("evidence_", *SAVED)
 LENGTH = 512  # tokens of a text, by default
 MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
 SAMPLE = 1000  # rows
-MANY_COLUMNS, MOST_COLUMNS = 1000, 20_000  # announced; refused
-COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, on one thread
+FOLDS = 5
 
 
 class Labels(NamedTuple):
@@ -99,24 +76,17 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     Args:
         sources: `auto`, or some of `columns`, `words`, `kernel`, `boosting`, `model`.
-            `auto` asks the language model only where there are texts; `["model"]` alone reads every
-            row as a sentence.
-        support: `auto`, `real`, `positive` (at least 0), `count` (whole, at least 0), or (low,
-            high): medians, quantiles and intervals stay inside.
+            `auto` asks the language model only where there are texts; where it is named, it reads a
+            table without texts as "carat is 0.9, cut is Ideal".
         cv: a splitter of scikit-learn (`TimeSeriesSplit()`), for cross-validation within `fit`;
             None splits at random into `folds`, by `groups` if they are given.
         model: a converted model's directory instead of the embedded one, or an `OpenModel`.
         device: of the language model: `auto` (an accelerator if there is one), `cpu`, `cuda`,
             `cuda:1`, `mps`. A saved regressor does not record it.
         dtype: of its weights in memory: `auto` (as in the file), `float32`, `bfloat16`, `float16`.
-        template: such as "A {carat} carat diamond, cut {cut}", for tables; None lists the columns.
         columns: the table's columns to learn from; None takes all but the targets and columns that
             only name rows.
         text: the table's column (or columns) of free text, used verbatim.
-        units: column -> unit, for tables without a template.
-        question: the end of every text; None asks for the targets ("The price is"), or leaves
-            it to the template.
-        value_space: `symlog`, `linear`, or `auto`: the better one on held-out values.
         max_length: tokens of a text; longer ones lose their beginning, with a warning.
         cache: keep features on disk, in the cache directory of the embedded model.
         folds: of the cross-validation within `fit`.
@@ -125,8 +95,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "support": [StrOptions({*conformal.SUPPORTS}), tuple, list],
-        "value_space": [StrOptions({"auto", *VALUE_SPACES})],
         "max_length": [Interval(Integral, 2, None, closed="left")],
         "folds": [Interval(Integral, 2, None, closed="left")],
     }
@@ -134,45 +102,35 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     targets_: dict[str, Target]
     columns_: list[Any] | None  # of the table, None for texts
     is_single_: bool
-    source_: SourceModel | None = None  # of several sources
-    evidence_: dict[str, TargetEvidence]  # of the training rows; not saved
-    text_columns_: list[str]  # that the language model reads beside other sources
-    rows_: Any  # the index of the training rows; not saved
-    baseline_: Any = None  # a typical training row, a DataFrame of one row; see `explanation`
+    source_: SourceModel
+    rows_: int  # that were learned from
+    evidence_: dict[str, audit.Judged]  # of the training rows; not saved
+    backbone_: str  # the fingerprint of the language model, if it is used
+    baseline_: dict[str, Any]  # a typical training row; see `explanation`
 
     def __init__(
         self,
         *,
         sources: str | Sequence[str] = "auto",
-        support: str | tuple[float, float] = "auto",
         cv: Any = None,
         model: str | os.PathLike[str] | None = None,
         device: str = "auto",
         dtype: str = "auto",
-        template: str | None = None,
         columns: Sequence[str] | None = None,
         text: str | Sequence[str] | None = None,
-        units: dict[str, str] | None = None,
-        question: str | None = None,
-        value_space: str = "auto",
         max_length: int = LENGTH,
         cache: bool = True,
-        folds: int = head.FOLDS,
+        folds: int = FOLDS,
         random_state: Any = 0,
         verbose: bool = True,
     ) -> None:
         self.sources = sources
-        self.support = support
         self.cv = cv
         self.model = model
         self.device = device
         self.dtype = dtype
-        self.template = template
         self.columns = columns
         self.text = text
-        self.units = units
-        self.question = question
-        self.value_space = value_space
         self.max_length = max_length
         self.cache = cache
         self.folds = folds
@@ -187,30 +145,22 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         `y` is one number per row, or several: a 2-D array, a DataFrame, a dict of names, or the
         names of columns of the table `X`. Rows of one group are never on both sides of a split.
         """
-        self._check_parameters()
+        self._validate_params()
         for name in FITTED:  # of an earlier fit
             self.__dict__.pop(name, None)
         X = as_table(X)
         values, self.is_single_ = read_targets(X, y)
         self.columns_ = self._choose_columns(X, list(values))
-        self._name_features()
         self.seed_ = to_seed(self.random_state)
         frame = self._known_frame(X)
-        check_rows(frame, values)
+        validate_data(self, frame, skip_check_array=True)  # sets feature_names_in_
+        check_rows(frame.index, values)
         checks: dict[str, Any] = {"dtype": np.float64, "ensure_non_negative": True}
         weights = _check_sample_weight(sample_weight, frame, **checks)
         labels = Labels(values, weights, None if groups is None else np.asarray(groups))
         for name, column in values.items():
             check_variety(name, column[weights > 0])
-        if not self.reads_sentences():
-            self.targets_ = self._fit_sources(frame, labels)
-            return self
-        if groups is not None or self.cv is not None:
-            warnings.warn(
-                "the language model alone splits rows at random: groups and cv are not used.",
-                stacklevel=2,
-            )
-        self.targets_ = self._fit_sentences(self._to_sentences(frame, list(values)), labels)
+        self.targets_, self.rows_ = self._fit_sources(frame, labels), len(frame)
         return self
 
     def _fit_sources(self, frame: Any, labels: Labels) -> dict[str, Target]:
@@ -219,25 +169,18 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         Rows are sorted by their labels and cells, so that their order decides no split and no
         landmark; a splitter (`cv`) is given them in their own order, which may be that of time.
         """
-        kinds: dict[str, frames.Kind] = (
-            frames.column_kinds(frame) if self.columns_ is not None else {TEXT: "text"}
-        )
-        kinds |= dict.fromkeys(frames.listed(self.text), "text")
-        schema = sources.Schema.of_frame(
-            sources.without_ids(kinds, self.columns is not None), frame
-        )
-        self.rows_, order = frame.index, np.arange(len(frame))
+        texts = [TEXT] if self.columns_ is None else frames.listed(self.text)
+        kinds = frames.column_kinds(frame) | dict.fromkeys(texts, "text")
+        kinds = sources.without_ids(kinds, is_asked_for=self.columns is not None)
+        schema = sources.Schema.of_frame(kinds, frame)
         if self.cv is None:
-            order = _sorted_rows(sources.typed_cells(frame, schema, is_said=False), labels)
-        frame, labels = frame.iloc[order], labels.take(order)
+            order = _sorted_rows(sources.typed_cells(frame, schema), labels)
+            frame, labels = frame.iloc[order], labels.take(order)
         chosen, z = sources.choose_sources(self.sources, schema), None
         if "model" in chosen:
-            self.text_columns_ = schema.texts or list(kinds)
             places = self._useful_poolings(schema, chosen, frame, labels)
             if places:
-                z = self._read_frame(frame, places)
-                record = backbone.record_of(self.model)
-                self.backbone_ = {**record, "fingerprint": self._fingerprint()}
+                z, self.backbone_ = self._read_frame(frame, schema, places), self._fingerprint()
             else:
                 chosen = [name for name in chosen if name != "model"]
         source = SourceModel(schema, chosen)
@@ -246,9 +189,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             self.__dict__.pop("backbone_", None)
         self.source_, self.evidence_, targets = source, {}, {}
         for name, found in evidence.items():
-            model, values = source.targets[name], labels.values[name]
-            targets[name], judged = judge_target(model, values, labels.weights, found, self.support)
-            self.evidence_[name] = judged.take(np.argsort(order))
+            given = frame.index, labels.values[name], labels.weights
+            targets[name], self.evidence_[name] = judge_target(source.targets[name], *given, found)
             conformal.warn_of_wrong_labels(name, found.credibility.share)
         self.baseline_ = sources.typical_row(frame, schema)
         return targets
@@ -258,82 +200,25 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> dict[str, Evidence]:
         """Fit `source` in place, with a progress bar."""
         values, weights, groups = labels
-        total = len(values) * (3 if len(source.table.sources) == 1 else 8)  # an estimate
-        stages = iter(range(1, total))
-        splits = sources.split_rows(len(frame), groups, self.cv, self.folds, self.seed_, weights)
+        splits = sources.split_rows(len(frame), groups, self.cv, self.folds, self.seed_)
         with progress_bar("fitting", self.verbose) as progress:
-            evidence = source.fit(
-                frame,
-                z,
-                values,
-                weights,
-                splits,
-                spaces=_value_spaces(self.value_space),
-                seed=self.seed_,
-                done=lambda: progress(next(stages, total - 1), total),
-                is_random=self.cv is None and groups is None,
-            )
-            progress(total, total)
-        return evidence
+            is_random = self.cv is None and groups is None
+            options: dict[str, Any] = {"seed": self.seed_, "progress": progress}
+            return source.fit(frame, z, values, weights, splits, is_random=is_random, **options)
 
     def _useful_poolings(
         self, schema: sources.Schema, chosen: list[str], frame: Any, labels: Labels
     ) -> list[int]:
         """Those by which the language model is to read all rows: of many texts, those that a trial
         fit to some rows uses; none if unseen labels are not likelier with it."""
-        texts, every = self._source_texts(frame), list(range(len(features.MIDDLE)))
-        self._warn_long_texts(texts, index=frame.index)
+        texts, every = self._texts(frame, schema), list(range(len(features.MIDDLE)))
         rows = np.random.default_rng(self.seed_).permutation(len(frame))[:SAMPLE]
         is_split = labels.groups is None or len(set(labels.groups[rows])) > 1
         if self.cv is not None or len(set(texts)) < MANY_TEXTS or not is_split:
             return every
         trial, some = SourceModel(schema, chosen), frame.iloc[rows]
-        self._fit_source(trial, some, self._read_frame(some, every), labels.take(rows))
-        if not trial.uses_model and self.verbose:
-            what = f"{SAMPLE:,} rows are not predicted better with the language model"
-            print(f"{what}, which does not read the others.", file=sys.stderr, flush=True)
+        self._fit_source(trial, some, self._read_frame(some, schema, every), labels.take(rows))
         return trial.poolings
-
-    def _fit_sentences(self, texts: list[str], labels: Labels) -> dict[str, Target]:
-        """Set `backbone_`; a chain for every target, on the features of the sentences."""
-        self._warn_long_texts(texts)
-        order = _sorted_rows({TEXT: np.array(texts)}, labels)
-        labels = labels.take(order)
-        z = torch.from_numpy(self._read_features([texts[row] for row in order]))
-        self.backbone_ = {**backbone.record_of(self.model), "fingerprint": self._fingerprint()}
-        with progress_bar("fitting", self.verbose) as progress:
-            targets = {
-                name: self._fit_chain(z, column, labels.weights, progress)
-                for name, column in labels.values.items()
-            }
-        if self.support not in ("auto", "real"):
-            for name, column in labels.values.items():
-                targets[name].limits = Limits.find(self.support, column)
-        return targets
-
-    def _fit_chain(
-        self, z: Tensor, values: Array, weights: Array, progress: features.Progress
-    ) -> Target:
-        """The chain in the space in which unseen values are likelier."""
-        v, w = torch.from_numpy(values), torch.from_numpy(weights)
-        options: dict[str, Any] = {"folds": self.folds, "seed": self.seed_, "progress": progress}
-        found = []
-        for kind in _value_spaces(self.value_space):
-            space = ValueSpace(kind, *fit_field(v, kind))
-            chain, loss = head.fit_chain(z, space.encode(v), w, **options)
-            slope = float((space.log_slope(v) * w).sum() / w.sum())
-            found.append((loss - slope, Target(space, chain)))
-        return min(found, key=lambda candidate: candidate[0])[1]
-
-    def _check_parameters(self) -> None:
-        self._validate_params()
-        unknown = set(sources.source_names(self.sources)) - {*sources.SOURCES}
-        if self.sources != "auto" and (unknown or not self.sources):
-            raise ValueError(
-                f"sources={self.sources!r} must be 'auto', or of {', '.join(sources.SOURCES)}."
-            )
-        if not isinstance(self.support, str) and not self.support[0] < self.support[1]:
-            raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
 
     def calibrate(self, X: Any, y: Any) -> Self:
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`.
@@ -341,11 +226,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         Labels that look wrong are weighted by their credibility, and a warning gives their share.
         """
         frame = self._known_frame(X)
-        values = self._known_targets(X, y)
-        check_rows(frame, values)
+        values = read_targets(as_table(X), y)[0]
+        if values.keys() != self.targets_.keys():  # by their places
+            values = dict(zip(self.targets_, values.values(), strict=True))
+        check_rows(frame.index, values)
         found = self._distributions(frame)
         for name, target in self.targets_.items():
-            y_dist = found[name].y
+            y_dist = found[name]
             scores, least = target.scores(values[name], y_dist), float(y_dist.scale.median())
             weights, share = find_credibility(scores, np.ones(len(scores)), NEGLIGIBLE / least)
             conformal.warn_of_wrong_labels(name, share)
@@ -355,42 +242,30 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     # ------------------------------------------------------------ predicting
 
     def predict(self, X: Any) -> Array:
-        """Medians: (N,), or (N, targets) for several. Calibrated, if the regressor is."""
+        """Medians: (N,), or (N, targets) for several."""
         return self.predict_numbers(X, ())[0]
 
-    def predict_interval(
-        self, X: Any, level: float = 0.9, *, calibrated: bool | None = None
-    ) -> tuple[Array, Array]:
-        """The central interval of every number: two arrays shaped as `predict`.
-
-        `calibrated`: True for conformal, False for the Cauchy's own; None prefers the first.
-        """
-        both = self.predict_numbers(X, [level], calibrated=calibrated)[1]
+    def predict_interval(self, X: Any, level: float = LEVEL) -> tuple[Array, Array]:
+        """The central interval of every number, calibrated: two arrays shaped as `predict`."""
+        both = self.predict_numbers(X, [level])[1]
         return both[..., 0, 0], both[..., 0, 1]
 
-    def predict_quantiles(
-        self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95), *, calibrated: Any = None
-    ) -> Array:
+    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
         """(N, quantiles), or (N, targets, quantiles) for several targets."""
-        return self.predict_numbers(X, (), quantiles, calibrated=calibrated)[2]
+        return self.predict_numbers(X, (), quantiles)[2]
 
     def predict_numbers(
-        self,
-        X: Any,
-        levels: Sequence[float] = (0.9,),
-        quantiles: Sequence[float] = (),
-        *,
-        calibrated: bool | None = None,
+        self, X: Any, levels: Sequence[float] = (LEVEL,), quantiles: Sequence[float] = ()
     ) -> tuple[Array, Array, Array]:
         """Medians as `predict`, intervals (..., levels, 2) and quantiles (..., quantiles), while X
         is read once."""
         columns = []
-        for name, number in self._distributions(self._known_frame(X)).items():
+        for name, y_dist in self._distributions(self._known_frame(X)).items():
             target = self.targets_[name]
-            parts = [target.median(number)[:, None]]
-            parts += [target.interval(number.y, level, calibrated) for level in levels]
+            parts = [target.median(y_dist)[:, None]]
+            parts += [target.interval(y_dist, level) for level in levels]
             if len(quantiles):
-                parts.append(target.quantiles(number, quantiles, calibrated))
+                parts.append(target.quantiles(y_dist, quantiles))
             columns.append(np.concatenate(parts, -1))
         found = columns[0] if self.is_single_ else np.stack(columns, 1)
         end = 1 + 2 * len(levels)
@@ -399,59 +274,47 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        found = self._distributions(self._known_frame(X))
+        found = {
+            name: NumberPrediction(y_dist, self.targets_[name].space, np.ones(len(y_dist.loc)))
+            for name, y_dist in self._distributions(self._known_frame(X)).items()
+        }
         return next(iter(found.values())) if self.is_single_ else found
 
-    def beyond_training(self, X: Any) -> list[str]:
-        """Per row: which numbers are outside of the range of the training rows, in words ("" for
-        none). Intervals of such rows are wider."""
-        frame = self._known_frame(X)
-        return [""] * len(frame) if self.source_ is None else self.source_.table.beyond(frame)[0]
+    def beyond_training(self, X: Any) -> Array:
+        """How far the numbers of every row are outside of the range of the training rows, in widths
+        of that range; 0 inside. Intervals are 1 + this times as wide."""
+        return self.source_.table.beyond(self._known_frame(X))
 
-    @torch.no_grad()
-    def _distributions(self, frame: Any) -> dict[str, NumberPrediction]:
-        """Of every target in the rows of a known frame. The next token is taken to be a number."""
-        found, distance = {}, torch.zeros(())
-        if self.source_ is not None:
-            distance = torch.from_numpy(self.source_.table.beyond(frame)[1])
+    def _distributions(self, frame: Any) -> dict[str, Cauchy]:
+        """Of every target in the rows of a known frame, in the head's space."""
+        found, distance = {}, torch.from_numpy(self.source_.table.beyond(frame))
         for name, read in self._read(frame).items():
-            target, chain = self.targets_[name], self.targets_[name].chain
-            u, y = chain(read)
-            wanted = y.scale.clamp(target.limits.least_scale, target.limits.most_scale)
-            u = Cauchy(u.loc, u.scale * (wanted / y.scale * (1 + distance)).unsqueeze(-1))
-            weight, certain = torch.from_numpy(chain.weight), np.ones(len(frame))
-            number = NumberPrediction.from_individuals(u, weight, chain.bias, target.space, certain)
-            if not (number.y.loc.isfinite() & number.y.scale.isfinite()).all():
-                raise ValueError(
-                    f"a prediction of {name!r} is not finite: the regressor's weights are damaged; "
-                    "restore its files, or fit again."
-                )
-            found[name] = number
+            limits, y_dist = self.targets_[name].limits, self.targets_[name].chain(read)
+            scale = y_dist.scale.clamp(limits.least_scale, limits.most_scale)
+            found[name] = Cauchy(y_dist.loc, scale * (1 + distance))
         return found
 
-    def _read(self, frame: Any) -> dict[str, Tensor]:
-        """What the chain of every target reads of a known frame, (N, H)."""
-        source = self.source_
-        if source is None or source.uses_model:
+    def _read(self, frame: Any) -> dict[str, torch.Tensor]:
+        """What the chain of every target reads of a known frame, (N, m + 1)."""
+        z = None
+        if self.source_.uses_model:
             self._check_backbone()
-        if source is not None:
-            z = self._read_frame(frame, source.poolings) if source.uses_model else None
-            return source.coordinates(frame, z)
-        texts = self._to_sentences(frame, list(self.targets_))
-        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            where = frames.name_rows(empty, frame.index)
-            raise ValueError(f"{where} without a text; give at least one word.")
-        self._warn_long_texts(texts, index=frame.index)
-        return dict.fromkeys(self.targets_, torch.from_numpy(self._read_features(texts)))
+            z = self._read_frame(frame, self.source_.table.schema, self.source_.poolings)
+        return self.source_.coordinates(frame, z)
 
     # ------------------------------------------------------------ what was found
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """Target -> source -> its share of the variance of the medians of training rows."""
+        """Target -> expert -> its share of the variance of the medians of training rows. Columns
+        and words have one expert, `linear`."""
         check_is_fitted(self, "targets_")
-        if self.source_ is None:  # the language model alone
-            return {name: {"model": 1.0} for name in self.targets_}
         return {name: dict(found) for name, found in self.source_.shares.items()}
+
+    def errors(self) -> dict[str, dict[str, float]]:
+        """Target -> method -> its median absolute error on unseen rows; ours is "together". Of a
+        loaded regressor nothing is known."""
+        found = getattr(self, "evidence_", {})
+        return {name: judged.errors(self.targets_[name]) for name, judged in found.items()}
 
     def summary(self) -> str:
         """Which sources are used and how much, and errors on unseen rows beside single methods."""
@@ -459,115 +322,80 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         for name, of_target in self.shares().items():
             shares = ", ".join(f"{s} {share:.2f}" for s, share in of_target.items())
             lines.append(f"{name}: {shares}")
-            if name not in getattr(self, "evidence_", {}):  # loaded, or not cross-validated
-                continue
-            errors = self.evidence_[name].errors()
+        for name, errors in self.errors().items():
             ours = errors.pop("together")
             best = min(errors, key=lambda peer: errors[peer])
             peers = ", ".join(f"{peer} {error:.4g}" for peer, error in errors.items())
             verdict = "" if ours <= errors[best] else f"; {best} alone is better here"
-            lines.append(f"  median error on unseen rows {ours:.4g} ({peers}){verdict}")
-        if self.source_ is not None and not self.source_.uses_model:
-            why = ": columns and words tell as much" if hasattr(self, "text_columns_") else ""
-            lines.append(f"  the language model is not used{why}")
+            lines.append(f"{name}: median error on unseen rows {ours:.4g} ({peers}){verdict}")
+        if not self.source_.uses_model:
+            lines.append("the language model is not used")
         return "\n".join(lines)
 
-    def suspicious(self, X: Any = None, y: Any = None) -> Any:
-        """The rows, the least credible label first: a DataFrame; see `audit`.
-
-        Without arguments the training rows, as cross-validation saw them. With X and y, rows that
-        `fit` has not seen.
-        """
-        check_is_fitted(self, "targets_")
-        if (X is None) != (y is None):
-            raise ValueError("X and y come together; give both, or neither for the training rows.")
-        targets = self.targets_.items()
-        if X is not None:
-            frame, values = self._known_frame(X), self._known_targets(X, y)
-            found = self._distributions(frame)
-            judged = {n: audit.judge_rows(one, values[n], found[n].y) for n, one in targets}
-            return audit.suspicion_table(judged, frame.index)
-        if not getattr(self, "evidence_", None):
-            raise ValueError(
-                "the training rows were not cross-validated, or this regressor was loaded; "
-                "give suspicious(X, y), or fit again with several sources."
-            )
-        judged = {n: audit.judge_training(one, self.evidence_[n]) for n, one in targets}
-        return audit.suspicion_table(judged, self.rows_)
+    def suspicious(self) -> Any:
+        """The training rows, as cross-validation saw them, the least credible label first: a
+        DataFrame; see `audit`."""
+        check_is_fitted(self, "evidence_", msg="a loaded %(name)s has no training rows; fit again.")
+        return audit.suspicion_table(self.evidence_, self.targets_)
 
     def counterfactual(
         self,
         row: Any,
         observed: float,
-        changes: dict[str, Any] | None = None,
+        changes: Mapping[str, Any],
         *,
         target: str | None = None,
         level: float = LEVEL,
         semantics: str = "disco",
-        **columns: Any,
     ) -> whatif.NumberCounterfactual:
         """What this number would have been, had some columns of its row been different.
 
-            regressor.counterfactual(rings.iloc[3], observed=2835, carat=1.0)
+            regressor.counterfactual(rings.iloc[3], 2835, {"carat": 1.0})
 
-        `row` is a row of a table, or a text (`text="..."` is then the edit); `changes` takes
-        columns whose names are no words of Python. `semantics`: "disco" infers the
-        individual's own noise from `observed`, keeps it and draws exogenous noise again; "pearl"
-        keeps both. See `whatif`.
+        `row` is a row of a table, or a text, whose edit is {"text": "..."}. `semantics`: "disco"
+        infers the individual's own noise from `observed`, keeps it and draws exogenous noise again;
+        "pearl" keeps both. See `whatif`.
         """
         frame = self._known_frame([row] if isinstance(row, str) else row).astype(object)
         name = self.target_name(target)
         if len(frame) != 1:
             raise ValueError(f"row has {len(frame)} rows; give one, such as table.iloc[[3]].")
-        edits = {**(changes or {}), **columns}
-        other = whatif.edit_row(frame, edits, self.source_)
+        other = whatif.edit_row(frame, changes, self.source_)
         here, there = self._world(frame, name), self._world(other, name)
-        space, clip = self.targets_[name].space, self.targets_[name].limits.clip
         return whatif.NumberCounterfactual(
             target=name,
             observed=float(observed),
             factual=here.median,
             level=level,
             semantics=semantics,
-            changes={column: (frame[column].iloc[0], edits[column]) for column in edits},
-            beyond=self.beyond_training(other)[0],
-            **whatif.answer(float(observed), here, there, space, clip, level, semantics),
+            changes={name: (frame[name].iloc[0], value) for name, value in changes.items()},
+            **whatif.answer(float(observed), here, there, self.targets_[name], level, semantics),
         )
 
     def _world(self, frame: Any, name: str) -> whatif.World:
         """The law of one row, its scale divided into the individual's share and chance."""
         target, chain = self.targets_[name], self.targets_[name].chain
-        number = self._distributions(frame)[name]
-        scale = float(number.y.scale[0])
-        of_chain = float(chain(self._read(frame)[name])[1].scale[0])  # not clamped or widened
+        y_dist = self._distributions(frame)[name]
+        loc, scale = float(y_dist.loc[0]), float(y_dist.scale[0])
+        of_chain = float(chain(self._read(frame)[name]).scale[0])  # not clamped or widened
         noise = float(np.abs(chain.weight).sum() * chain.noise)
         exogenous = scale * min(noise / of_chain, 1 - 1e-9)
-        median = float(target.median(number)[0])
-        return whatif.World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
+        median = float(target.median(y_dist)[0])
+        return whatif.World(loc, scale - exogenous, exogenous, median)
 
     def explain(self, X: Any, *, target: str | None = None, permutations: int = 8) -> Explanation:
-        """What every column and group of words adds to the medians and widths; see `explanation`.
+        """What every column and group of words adds to the medians; see `explanation`.
 
         With more parts than orders can be tried, `permutations` of them are drawn.
         """
         frame = self._known_frame(X)
-        if self.source_ is None:
-            raise ValueError(
-                "explain needs a regressor of several sources, whose baseline is a typical "
-                'training row; fit one without sources=["model"].'
-            )
-        name, baseline = self.target_name(target), self.baseline_
-        place = list(self.targets_).index(name)
+        place = list(self.targets_).index(self.target_name(target))
 
-        def predict(rows: Any) -> tuple[Array, Array]:
-            medians, intervals, _ = self.predict_numbers(rows)
-            widths = np.diff(intervals[..., 0, :]).reshape(len(rows), -1)
-            return medians.reshape(len(rows), -1)[:, place], widths[:, place]
+        def predict(rows: Any) -> Array:
+            return self.predict(rows).reshape(len(rows), -1)[:, place]
 
-        if self.columns_ is None:  # a language model reads at least a word
-            baseline = baseline.assign(**{TEXT: sentences.UNKNOWN})
         texts = self.source_.table.schema.texts
-        return explain_rows(frame, baseline, texts, predict, name, permutations, self.seed_)
+        return explain_rows(frame, self.baseline_, texts, predict, permutations, self.seed_)
 
     def target_name(self, target: str | None) -> str:
         """A target that exists; None is the only one."""
@@ -586,38 +414,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     # ------------------------------------------------------------ texts and rows
 
-    def sentences(self, X: Any) -> list[str]:
-        """The text that the model reads for every row; it ends where the number would follow."""
-        check_is_fitted(self, "targets_")
-        return self._to_sentences(self._known_frame(X), list(self.targets_))
-
-    def reads_sentences(self) -> bool:
-        """Whether the language model alone reads every row, as a sentence; `fit` then does not
-        calibrate."""
-        return sources.source_names(self.sources) == ["model"]
-
-    def of_sentences(self) -> Self:
-        """The same regressor for whole sentences instead of rows; the fitted state is shared.
-
-        regressor.of_sentences().predict(regressor.sentences(X))      # is predict(X)
-        """
-        check_is_fitted(self, "targets_")
-        if self.source_ is not None and self.columns_ is not None:
-            raise ValueError(
-                "this regressor reads columns, not sentences; fit one with sources=['model'] "
-                "(causal-qwen fit --source model)."
-            )
-        reader = copy.copy(self).set_params(template=None, columns=None, text=None, question="")
-        reader.columns_ = None
-        return reader
-
     def _known_frame(self, X: Any) -> Any:
         """A DataFrame of the columns that were seen in fit; of texts one column. Columns that only
         name rows may be missing. X may be one row: a Series, or a dict."""
         check_is_fitted(self, "columns_")
-        pandas = frames.require_pandas()
         if self.columns_ is None:
-            return pandas.DataFrame({TEXT: frames.read_texts(X)})
+            return pd.DataFrame({TEXT: frames.read_texts(X)})
         if isinstance(X, np.ndarray) and X.ndim == 2 and X.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
@@ -625,137 +427,61 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
         is_series = getattr(X, "ndim", 2) == 1 and hasattr(X, "index")
         if is_series or (isinstance(X, dict) and all(np.ndim(cell) == 0 for cell in X.values())):
-            X = pandas.DataFrame([dict(X)])
+            X = pd.DataFrame([dict(X)])
         table = as_table(X)
         if not is_table(table):
             raise ValueError("X is not a DataFrame; give one with the columns seen in fit.")
-        needed = self.columns_
-        if self.source_ is not None:
+        if hasattr(self, "source_"):
             schema = self.source_.table.schema
             used = {*schema.numbers, *schema.categories, *schema.texts}
-            needed = [name for name in needed if name in used]
-        require_columns(table, needed)
+            require_columns(table, [name for name in self.columns_ if name in used])
         return table.reindex(columns=self.columns_)
-
-    def _known_targets(self, X: Any, y: Any) -> dict[str, Array]:
-        """The values of the targets of `fit`, in its order: by their names, or by their places if
-        no name is that of a target."""
-        values, known = read_targets(as_table(X), y)[0], self.targets_
-        if values.keys() == known.keys():
-            return {name: values[name] for name in known}
-        if len(values) != len(known) or (len(values) > 1 and values.keys() & known.keys()):
-            targets = ", ".join(known)
-            raise ValueError(f"y has {', '.join(values)}; give the targets of fit: {targets}.")
-        return dict(zip(known, values.values(), strict=True))
 
     def _choose_columns(self, X: Any, targets: Sequence[str]) -> list[Any] | None:
         """The columns to learn from, None for texts; those without any value are dropped."""
         texts = frames.listed(self.text)
         if not is_table(X):
-            if self.template is not None or self.text is not None:
-                raise ValueError("template and text are for tables, and X holds texts; drop them.")
+            if texts:
+                raise ValueError("text= is for tables, and X holds texts; drop it.")
             return None
         wanted = list(X.columns) if self.columns is None else [*self.columns, *texts]
-        if self.template is not None:
-            wanted = sentences.template_columns(self.template, targets)
         require_columns(X, [*wanted, *texts])
         columns = [name for name in X.columns if name in wanted and name not in targets]
-        if len(columns) > MOST_COLUMNS:
-            raise ValueError(
-                f"the table has {len(columns):,} columns, and {MOST_COLUMNS:,} are the most; name "
-                "those to learn from (columns=, --column)."
-            )
-        if len(columns) >= MANY_COLUMNS and self.verbose:
-            minutes = len(columns) * (COLUMN_SECONDS + len(X) * CELL_SECONDS) / 60
-            print(f"{len(columns):,} columns need about {minutes:.1f} minutes.", file=sys.stderr)
-        empty = [n for n in columns if len(X) and not any(map(_is_given, X[n].dropna()))]
-        if empty and self.template is None:
+        if empty := [name for name in columns if len(X) and X[name].isna().all()]:
             columns = [name for name in columns if name not in empty]
-            what, names = "without values", ", ".join(map(repr, empty))
-            are = counted(len(empty), f"column {what} is", f"columns {what} are")
-            warnings.warn(f"{are} dropped: {names}.", stacklevel=3)
-        if self.columns is None and self.template is None and self.reads_sentences():
-            kinds = frames.column_kinds(X[columns]) | dict.fromkeys(texts, "text")
-            kinds = sources.without_ids(kinds, is_asked_for=False)
-            columns = [name for name in columns if kinds[name] != "id"]
-        if not columns or {*empty} & {*texts}:
-            raise ValueError(f"there are no values in {texts or 'the columns beside the targets'}.")
+            warnings.warn(f"columns without values: {', '.join(map(repr, empty))}.", stacklevel=3)
+        if not columns:
+            raise ValueError("there are no values in the columns beside the targets.")
         return columns
 
-    def _name_features(self) -> None:
-        """Set scikit-learn's own attributes; texts are one feature without a name."""
-        columns = self.columns_
-        self.__dict__.pop("feature_names_in_", None)
-        self.n_features_in_ = 1 if columns is None else len(columns)
-        if columns is not None:
-            self.feature_names_in_ = np.array(columns, dtype=object)
-
-    def _to_sentences(self, frame: Any, targets: Sequence[str]) -> list[str]:
-        """A sentence for every row, which ends with the question."""
-        question = self.question
-        if question is None:
-            question = "" if self.template else sentences.ask_for(targets)
-        if self.columns_ is None:
-            texts = (text if text.strip() else "" for text in frame[TEXT])
-            return [text and sentences.join_sentences(text, question) for text in texts]
-        return sentences.to_sentences(
-            frame,
-            self.columns_,
-            template=self.template,
-            text=frames.listed(self.text),
-            units=self.units,
-            question=question,
-        )
-
-    def _source_texts(self, frame: Any) -> list[str]:
-        """The text columns of every row, which the language model reads beside other sources."""
-        columns = self.text_columns_
-        if self.columns_ is None:
-            texts: list[str] = frame[TEXT].tolist()
-            return texts
-        is_text = columns if columns != self.columns_ else ()
-        made = sentences.to_sentences(frame, columns, text=is_text, units=self.units)
-        return [text or sentences.UNKNOWN for text in made]
+    def _texts(self, frame: Any, schema: sources.Schema) -> list[str]:
+        """What the language model reads of every row: at least a word."""
+        is_table = self.columns_ is not None
+        texts = sources.row_texts(frame, schema) if is_table else frame[TEXT].tolist()
+        return [text or "unknown" for text in texts]
 
     # ------------------------------------------------------------ the language model
 
     def _open(self) -> tuple[Any, Any, int]:
-        """Processor, model and the most tokens of a text. The backbone is at its recorded place:
-        `model` may be relative to another directory."""
-        source = backbone.located(self.model, getattr(self, "backbone_", None))
-        found = backbone.open_shared(source, self.verbose, self.device, self.dtype)
+        """Processor, model and the most tokens of a text."""
+        found = backbone.open_shared(self.model, self.verbose, self.device, self.dtype)
         return *found, min(self.max_length, found[1].config.max_position_embeddings)
 
-    def _warn_long_texts(self, texts: list[str], index: Any = None) -> None:
-        processor, _, most = self._open()
-        if rows := features.too_long(texts, processor, most):
-            warnings.warn(
-                f"texts longer than {most} tokens (max_length, or the model's context) lose their "
-                f"beginning, {len(rows)} of {len(texts)}: {frames.name_rows(rows, index)}.",
-                stacklevel=4,
-            )
-
-    def _read_features(
-        self, texts: list[str], poolings: Sequence[features.Pooling] = ()
-    ) -> NDArray[np.float32]:
-        """z of the backbone, or from the cache. -> (N, H), or (N, P, H) with poolings"""
+    def _read_frame(self, frame: Any, schema: sources.Schema, places: Sequence[int]) -> Hidden:
+        """The texts of every row, by these poolings of `MIDDLE`: place -> (N, H)."""
         processor, model, most = self._open()
         cache = cache_directory() / features.CACHE if self.cache else None
-        options: dict[str, Any] = {"max_length": most, "poolings": poolings, "cache": cache}
+        texts, poolings = self._texts(frame, schema), [features.MIDDLE[place] for place in places]
+        options: dict[str, Any] = {"max_length": most, "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
-            return features.features(texts, model, processor, progress=progress, **options)
-
-    def _read_frame(self, frame: Any, places: Sequence[int]) -> Hidden:
-        """The text columns of every row, by these poolings of `MIDDLE`: place -> (N, H)."""
-        texts = self._source_texts(frame)
-        z = self._read_features(texts, [features.MIDDLE[place] for place in places])
+            z = features.features(texts, model, processor, poolings, progress=progress, **options)
         return dict(zip(places, z.swapaxes(0, 1), strict=True))
 
     def _check_backbone(self) -> None:
-        if self._fingerprint() != self.backbone_["fingerprint"]:
+        if self._fingerprint() != self.backbone_:
             raise ValueError(
-                f"the backbone {self.backbone_['name']} or max_length has changed since this "
-                "regressor was fitted; fit it again."
+                "the language model or max_length has changed since this regressor was fitted; "
+                "give the model of then (model=), or fit it again."
             )
 
     def _fingerprint(self) -> str:
@@ -765,26 +491,20 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     # ------------------------------------------------------------ saving
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write a directory, completely or not at all: what was fitted, the backbone's name."""
+        """Write a directory, completely or not at all: what was fitted, and the name of the
+        language model, if it is used."""
         check_is_fitted(self, "targets_")
         fitted = {name: vars(self)[name] for name in SAVED if name in vars(self)}
-        if "backbone_" in fitted:
-            place = fitted["backbone_"]["path"]  # beside the regressor it may be moved with it
-            relative = place and os.path.relpath(place, path)
-            fitted["backbone_"] = {**fitted["backbone_"], "relative": relative}
-        if "baseline_" in fitted:
-            (row,) = fitted["baseline_"].to_dict("records")
-            fitted["baseline_"] = {name: frames.plain(cell) for name, cell in row.items()}
         # a splitter and a generator are not saved (`seed_` is what was drawn), nor is a device
-        given = self.get_params() | {"cv": None, "device": "auto"}
+        given = self.get_params() | {"cv": None, "device": "auto", "model": None}
         is_seed = isinstance(self.random_state, Integral)
         given["random_state"] = int(self.random_state) if is_seed else None
         for name in ("sources", "columns", "text"):
             if not isinstance(given[name], str | None):
                 given[name] = list(given[name])
-        is_used = self.source_ is None or self.source_.uses_model
-        has_name = not isinstance(self.model, OpenModel) or self.model.name
-        given["model"] = os.fspath(self.model) if self.model and (is_used or has_name) else None
+        if self.source_.uses_model and self.model is not None:
+            name = os.fspath(self.model)
+            given["model"] = os.path.abspath(name) if os.path.isdir(name) else name
         content = write_state({"parameters": given, "fitted": fitted})
         with new_directory(Path(path), overwrite) as directory:
             (directory / FILE).write_bytes(content)
@@ -797,37 +517,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         model: str | os.PathLike[str] | None = None,
         device: str = "auto",
     ) -> Self:
-        """Read what `save` wrote. `model` replaces the saved name of the backbone: the
+        """Read what `save` wrote. `model` replaces the saved name of the language model: the
         directory to which it has moved, or an `OpenModel`. The weights have the dtype of `fit`."""
-        directory = Path(path)
-        state = read_state(directory / FILE)
+        state = read_state(Path(path) / FILE)
         regressor = cls(**state["parameters"] | {"device": device})
         regressor.__dict__.update(state["fitted"])
-        regressor._name_features()
-        if regressor.source_ is not None:
-            regressor.baseline_ = frames.require_pandas().DataFrame(
-                [regressor.baseline_], dtype=object
-            )
-        if hasattr(regressor, "backbone_"):
-            record, beside = (
-                regressor.backbone_,
-                directory / (regressor.backbone_["relative"] or "."),
-            )
-            if record["path"] and not os.path.isdir(record["path"]) and beside.is_dir():
-                record["path"] = os.path.abspath(beside)
+        if regressor.source_.uses_model:
             if model is not None:
-                regressor.set_params(model=model).backbone_ |= backbone.record_of(model)
+                regressor.set_params(model=model)
             regressor._check_backbone()
         return regressor
-
-
-def _is_given(cell: Any) -> bool:
-    return bool(str(cell).strip())
-
-
-def _value_spaces(value_space: str) -> tuple[str, ...]:
-    """The candidates, of which unseen values choose."""
-    return ("symlog", "linear") if value_space == "auto" else (value_space,)
 
 
 def to_seed(random_state: Any) -> int:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED
 
-from causal_qwen.paths import install_hint
+import skops.io
 
 FILE = "regressor.skops"
-VERSION = 2  # of the file; a change of what it contains is another version
+VERSION = 3  # of the file; a change of what it contains is another version
 OURS = {
     "modeling.value_space": ("ValueSpace",),
     "regression.conformal": ("Conformal", "Limits", "Target"),
-    "regression.experts": ("Expert", "Fitted", "Ridge", "Stack"),
+    "regression.experts": ("Expert", "Ridge", "Stack"),
     "regression.head": ("Chain",),
     "regression.source_model": ("Reading", "SourceModel", "TargetModel"),
     "regression.sources": ("Schema", "Spline", "TableFeatures"),
@@ -35,7 +35,7 @@ TRUSTED = [  # beside what skops trusts: scikit-learn's estimators, arrays, plai
 
 def write_state(state: dict[str, Any]) -> bytes:
     options = {"compression": ZIP_DEFLATED, "compresslevel": 1}
-    content: bytes = _load_skops().dumps({"version": VERSION, **state}, **options)
+    content: bytes = skops.io.dumps({"version": VERSION, **state}, **options)
     return content
 
 
@@ -43,27 +43,15 @@ def read_state(file: Path) -> dict[str, Any]:
     """What `write_state` wrote; one sentence for a damaged file and for a foreign one."""
     if not file.is_file():
         raise FileNotFoundError(f"{file.parent} has no {FILE}; is it a saved regressor?")
-    skops, content = _load_skops(), file.read_bytes()
+    content = file.read_bytes()
     try:
-        unknown = sorted({*skops.get_untrusted_types(data=content)} - {*TRUSTED})
-        state = {} if unknown else skops.loads(content, trusted=TRUSTED)
+        unknown = sorted({*skops.io.get_untrusted_types(data=content)} - {*TRUSTED})
+        state = {} if unknown else skops.io.loads(content, trusted=TRUSTED)
     except Exception as error:  # whatever damaged bytes make zip, JSON and skops raise
         reason = (str(error).splitlines() or [""])[0][:100] or type(error).__name__
         raise ValueError(f"{file} is damaged ({reason}); restore it, or fit again.") from None
-    version = state.get("version") if isinstance(state, dict) else None
-    if version != VERSION:
-        what = f"objects of the type {unknown[0]}" if unknown else f"the version {version}"
+    if unknown or not isinstance(state, dict) or state.get("version") != VERSION:
+        what = f"objects of the type {unknown[0]}" if unknown else "another version"
         raise ValueError(f"{file} has {what}, which this causal-qwen does not load; fit again.")
     found: dict[str, Any] = state
     return found
-
-
-def _load_skops() -> Any:
-    try:
-        import skops.io
-    except ModuleNotFoundError:
-        raise ImportError(
-            "saving and loading a regressor needs skops, which is not installed: "
-            + install_hint("tables")
-        ) from None
-    return skops.io

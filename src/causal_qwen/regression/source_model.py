@@ -2,7 +2,7 @@
 
     model = SourceModel(schema, sources)
     evidence = model.fit(frame, z, values, weights, splits)    # z of the backbone, or None
-    u, y = model.targets["price"].stack.chain(model.coordinates(frame, z)["price"])
+    y = model.targets["price"].stack.chain(model.coordinates(frame, z)["price"])
 
 Cross-validation chooses the space of the values, the weight of words beside columns, the layer and
 pooling of z, credible labels, and the experts' weights. A source that no expert uses is dropped.
@@ -10,7 +10,7 @@ pooling of z, credible labels, and the experts' weights. A source that no expert
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,13 +23,16 @@ from threadpoolctl import threadpool_limits
 
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.regression import experts
-from causal_qwen.regression.conformal import Conformal, Limits, Support, Target, TargetEvidence
+from causal_qwen.regression.audit import Judged
+from causal_qwen.regression.conformal import Conformal, Limits, Target
 from causal_qwen.regression.experts import Design, Evidence, Splits, Stack
+from causal_qwen.regression.features import Progress
 from causal_qwen.regression.sources import Schema, TableFeatures, similarity
 
 Array = NDArray[np.float64]
 Hidden = Mapping[int, NDArray[np.float32]]  # place in `MIDDLE` -> z by that pooling, (N, H)
 
+SPACES = ("symlog", "linear")
 WORD_FACTORS = (1.0, 3.0, 10.0)
 LINEAR = ("columns", "words")  # sources of the linear expert
 MANY_ROWS = 20_000
@@ -77,7 +80,7 @@ class SourceModel:
     def __init__(self, schema: Schema, sources: Sequence[str]) -> None:
         self.table = TableFeatures(schema, sources)
         self.targets: dict[str, TargetModel] = {}
-        self.shares: dict[str, dict[str, float]] = {}  # target -> source -> share
+        self.shares: dict[str, dict[str, float]] = {}  # target -> expert -> share
 
     @property
     def uses_model(self) -> bool:
@@ -97,29 +100,28 @@ class SourceModel:
         weights: Array,
         splits: Splits,
         *,
-        spaces: Sequence[str],
         seed: int = 0,
-        done: Callable[[], None] = lambda: None,
+        progress: Progress = lambda done, total: None,
         is_random: bool = True,
     ) -> dict[str, Evidence]:
-        """Fit all targets; `spaces` are the value spaces to choose from. Spaces, words and readings
-        are chosen on the test rows of `splits`; if these are random, by leave-one-out, which is
-        faster."""
+        """Fit all targets. Value spaces, words and readings are chosen on the test rows of
+        `splits`; if these are random, by leave-one-out, which is faster."""
         features, evidence = self.table.fit(frame), {}
         trial = _Trial(weights, None if is_random else splits)
         categories = len(self.table.schema.categories)
         with few_threads(len(frame)):
-            for name, labels in values.items():
-                found, y, linear = self._choose(features, z, labels, trial, spaces, seed)
+            for place, (name, labels) in enumerate(values.items()):
+                progress(place, len(values))
+                found, y, linear = self._choose(features, z, labels, trial, seed)
                 read = self._read(found, features, z, linear)
                 found.stack, evidence[name] = experts.fit_stack(
-                    read, y, weights, splits, categories=categories, seed=seed, done=done
+                    read, y, weights, splits, categories=categories, seed=seed
                 )
-                used = {one.expert.source for one in found.stack.experts}
+                used = {expert.source for expert, _ in found.stack.experts}
                 found.reading = found.reading if "model" in used else None
                 found.kernel = found.kernel if "kernel" in used else None
                 self.targets[name] = found
-                self.shares[name] = _shares(found, evidence[name].unseen, features)
+                self.shares[name] = _shares(found.stack, evidence[name].unseen)
         return evidence
 
     def _choose(
@@ -128,7 +130,6 @@ class SourceModel:
         z: Hidden | None,
         labels: Array,
         trial: _Trial,
-        spaces: Sequence[str],
         seed: int,
     ) -> tuple[TargetModel, Array, Design | None]:
         """A target without its experts: the space of its labels, and what they read; the labels in
@@ -143,15 +144,13 @@ class SourceModel:
             scales = {"columns": 1.0, "words": factor**2}
             return Design(x, np.sum([scales[name] * one for name, one in products.items()], axis=0))
 
-        v, counted = torch.from_numpy(labels), torch.from_numpy(labels[trial.weights > 0])
-        candidates = [ValueSpace(kind, *fit_field(counted, kind)) for kind in spaces]
+        v, counted = torch.tensor(labels), torch.tensor(labels[trial.weights > 0])
+        candidates = [ValueSpace(kind, *fit_field(counted, kind)) for kind in SPACES]
         first = design(1.0)
         if first is None and z is not None:
             first = Design.of(Reading.of(z, min(z))(z))
         if first is None:
-            trees = np.nan_to_num(features["boosting"])
-            spread = np.where(trees.std(0) > 0, trees.std(0), 1.0)
-            first = Design.of((trees - trees.mean(0)) / spread)
+            first = Design.of(np.zeros((len(labels), 1)))
         space, y, residuals = trial.choose_space(candidates, v, first)
 
         def loss(x: Any) -> float:
@@ -184,71 +183,50 @@ class SourceModel:
 
     def coordinates(self, frame: Any, z: Hidden | None) -> dict[str, torch.Tensor]:
         """What the chain of every target reads. (N, m + 1)"""
-        found = {}
-        features = self.table.transform(frame) if len(frame) else {}
+        features, found = self.table.transform(frame), {}
         with few_threads(len(frame)):
             for name, one in self.targets.items():
-                if len(frame):
-                    read = one.stack.coordinates(self._read(one, features, z))
-                else:  # which scikit-learn's transformers refuse
-                    read = np.empty((0, len(one.stack.experts) + 1))
+                read = one.stack.coordinates(self._read(one, features, z))
                 found[name] = torch.from_numpy(read)
         return found
 
 
 def judge_target(
-    model: TargetModel, values: Array, weights: Array, evidence: Evidence, support: Support
-) -> tuple[Target, TargetEvidence]:
-    """Limits, calibration by cross-validation, and what is reported of a target.
+    model: TargetModel,
+    rows: Any,
+    values: Array,
+    weights: Array,
+    evidence: Evidence,
+) -> tuple[Target, Judged]:
+    """Limits, calibration by cross-validation, and what is reported of a target; `rows` is the
+    index of the training rows.
 
     A row calibrates by its weight (1 on average) times the credibility of its label.
     """
     trust, counts = evidence.credibility.probability, weights > 0
     tested = np.isfinite(evidence.unseen).all(1)
-    _, y_dist = model.stack.chain(torch.from_numpy(experts.with_spread(evidence.unseen[tested])))
+    y_dist = model.stack.chain(torch.from_numpy(experts.with_spread(evidence.unseen[tested])))
     scale = y_dist.scale[torch.from_numpy(counts[tested])]
-    limits = Limits.find(support, values[counts], trust[counts])._replace(
+    limits = Limits.find(values[counts], trust[counts])._replace(
         least_scale=float(scale.min()) / STRETCH,
         most_scale=float(scale.max()) * STRETCH,
     )
-    target = Target(model.space, model.stack.chain, limits=limits)
-    unseen, scores, scales = np.full((3, len(values)), np.nan)
-    unseen[tested] = target.decode(y_dist.loc)
-    scores[tested] = target.scores(values[tested], y_dist)
-    scales[tested] = y_dist.scale.numpy()
+    target = Target(model.space, model.stack.chain, limits)
     share = trust * weights / weights[counts].mean()
-    target.conformal = Conformal.fit(scores[tested], share[tested])
-    peers = {peer: target.decode(found) for peer, found in evidence.peers.items()}
-    return target, TargetEvidence(values, unseen, scores, trust, scales, peers)
+    target.conformal = Conformal.fit(target.scores(values[tested], y_dist), share[tested])
+    peers = {peer: target.decode(found[tested]) for peer, found in evidence.peers.items()}
+    return target, Judged(rows[tested], values[tested], y_dist, trust[tested], peers)
 
 
-def _shares(target: TargetModel, unseen: Array, features: dict[str, Any]) -> dict[str, float]:
-    """Source -> its share of the variance of Y on unseen rows: cov(its part, Y) / var(Y).
-
-    The linear expert's share is split by the parts that columns and words have in it.
-    """
-    parts = unseen[np.isfinite(unseen).all(1)] * target.stack.chain.weight  # (N, m)
-    found: dict[str, float] = {}
-    for fitted, share in zip(target.stack.experts, _parts_of(list(parts.T)), strict=True):
-        if (source := fitted.expert.source) != "linear":
-            found[source] = found.get(source, 0.0) + share
-            continue
-        at, inner = 0, {}
-        for name in (name for name in LINEAR if name in features):
-            block = sparse.csr_array(features[name])
-            part = block @ fitted.predictor.coefficients[at : at + block.shape[1]]
-            inner[name] = part * (target.word_factor if name == "words" else 1.0)
-            at += block.shape[1]
-        for name, one in zip(inner, _parts_of(list(inner.values())), strict=True):
-            found[name] = found.get(name, 0.0) + share * one
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def _parts_of(parts: Sequence[Array]) -> list[float]:
-    """What every part has in the variance of their sum."""
-    total = np.sum(parts, 0)
+def _shares(stack: Stack, unseen: Array) -> dict[str, float]:
+    """Expert -> its share of the variance of Y on unseen rows: cov(its part, Y) / var(Y)."""
+    parts = unseen[np.isfinite(unseen).all(1)] * stack.chain.weight  # (N, m)
+    total, found = parts.sum(1), dict[str, float]()
     variance = max(float(total.var(ddof=1)), 1e-300)
-    return [float(np.cov(part, total)[0, 1]) / variance for part in parts]
+    for (expert, _), part in zip(stack.experts, parts.T, strict=True):
+        share = float(np.cov(part, total)[0, 1]) / variance
+        found[expert.source] = found.get(expert.source, 0.0) + share
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _linear(features: dict[str, Any], factor: float) -> Any:
@@ -275,7 +253,7 @@ class _Trial:
         """Rows that no split tests keep 0, and count nowhere."""
         if self.splits is None:
             return experts.fit_ridge(x, y, weights, robust=robust).unseen
-        design, found = x if isinstance(x, Design) else Design.of(x), np.zeros(len(y))
+        design, found = Design.of(x), np.zeros(len(y))
         for training, test in self.splits:
             part = design.take(training), y[training], weights[training]
             found[test] = experts.fit_ridge(*part, robust=robust).predict(design.x[test])

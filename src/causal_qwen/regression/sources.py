@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import preprocessing
@@ -31,12 +32,10 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.model_selection import GroupKFold, KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
-from causal_qwen.tables.frames import Kind, calendar, is_day_first, name_rows, to_numbers
-from causal_qwen.terminal import counted
+from causal_qwen.tables.frames import Kind, calendar, is_day_first, listed, plain, to_numbers
 from causal_qwen.text.numerals import encode
 
 Array = NDArray[np.float64]
-Sources = str | Sequence[str]
 
 SOURCES = ("columns", "words", "kernel", "boosting", "model")
 LARGE = 4000  # rows; of more, the linear head takes the leading components of the words
@@ -56,8 +55,6 @@ LETTERS = {**WORDS, "ngram_range": (2, 5), "analyzer": "char_wb", "token_pattern
 MOST_INNER_NUMBERS, INNER_SHARE = 8, 0.2  # of a text column
 CALENDAR = ("year", "month", "weekday", "hour")  # of a date, beside its days since 1970
 INNER = re.compile(rf"(?:number ([0-9]+)|({'|'.join(CALENDAR)})) of (.*)", re.DOTALL)
-LARGEST = 1e150  # whose square is finite
-LEAST_ROWS = 2  # with a weight, of a training part
 NUMERIC: tuple[Kind, ...] = ("number", "flag", "date")
 
 
@@ -92,28 +89,13 @@ class Schema(NamedTuple):
         return cls(numbers, categories, texts, day_first)
 
 
-def typed_cells(frame: Any, schema: Schema, *, is_said: bool = True) -> Any:
-    """Numbers as float64, categories and texts as str; "" where one is missing.
-
-    Infinite numbers and those beyond LARGEST count as missing; `is_said`: with a warning.
-    """
-    import pandas
-
-    cells: dict[str, Any] = {}
-    for name in schema.numbers:
-        numbers = _column_numbers(frame, name, schema)
-        is_large = np.abs(numbers) > LARGEST
-        if is_said and is_large.any():
-            where = name_rows(np.flatnonzero(is_large), frame.index)
-            warnings.warn(
-                f"{name} is infinite in {where}, or beyond {LARGEST:g}, and counts as missing.",
-                stacklevel=2,
-            )
-        cells[name] = np.where(is_large, np.nan, numbers)
+def typed_cells(frame: Any, schema: Schema) -> Any:
+    """Numbers as float64, categories and texts as str; "" where one is missing."""
+    cells: dict[str, Any] = {name: _column_numbers(frame, name, schema) for name in schema.numbers}
     for name in (*schema.categories, *schema.texts):
         pairs = zip(frame[name].tolist(), frame[name].isna().tolist(), strict=True)
         cells[name] = np.array(["" if gone else str(value) for value, gone in pairs], dtype=object)
-    return pandas.DataFrame(cells, index=frame.index)
+    return pd.DataFrame(cells, index=frame.index)
 
 
 def _column_numbers(frame: Any, name: str, schema: Schema) -> Array:
@@ -165,22 +147,17 @@ class TableFeatures:
             for name, block in found.items()
         }
 
-    def beyond(self, frame: Any) -> tuple[list[str], Array]:
-        """Per row: the numbers outside of the training range in words, and how far outside they
-        are, in widths of that range (0 inside)."""
-        cells = typed_cells(frame, self.schema, is_said=False)
-        notes: list[list[str]] = [[] for _ in range(len(cells))]
+    def beyond(self, frame: Any) -> Array:
+        """How far the numbers of every row are outside of the training range: the sum of the
+        distances in widths of the ranges. (N,)"""
+        cells = typed_cells(frame, self.schema)
         distance = np.zeros(len(cells))
         for name, (low, high) in self.ranges.items():
             if (inner := INNER.fullmatch(name)) and inner[2]:  # the date itself is compared
                 continue
             values, width = cells[name].to_numpy(), high - low or max(abs(high), 1.0)
-            outside = np.nan_to_num(np.maximum(low - values, values - high) / width).clip(0)
-            for row in np.flatnonzero(outside):
-                side = f"below {low:g}" if values[row] < low else f"above {high:g}"
-                notes[row].append(f"{name} {values[row]:g} is {side}")
-            distance += outside
-        return ["; ".join(some) for some in notes], distance
+            distance += np.nan_to_num(np.maximum(low - values, values - high) / width).clip(0)
+        return distance
 
 
 class Spline(preprocessing.SplineTransformer):
@@ -199,32 +176,27 @@ def _columns(cells: Any, schema: Schema) -> Any:
     parts: list[tuple[str, Any, Any]] = []
     if schema.numbers:
         filled = SimpleImputer(strategy="median", add_indicator=True)
-        parts.append(
-            ("numbers", make_pipeline(filled, preprocessing.StandardScaler()), schema.numbers)
-        )
+        steps = make_pipeline(filled, preprocessing.StandardScaler())
+        parts.append(("numbers", steps, schema.numbers))
     for place, name in enumerate(schema.numbers):  # scikit-learn's names have no "__"
         known = cells[name].dropna().to_numpy()
         knots = np.unique(np.quantile(known, np.linspace(0, 1, KNOTS)))
         if len(knots) > 2:
             spline = Spline(knots=knots[:, None], extrapolation="linear", include_bias=False)
-            steps = make_pipeline(
-                SimpleImputer(strategy="median"), spline, preprocessing.StandardScaler()
-            )
+            filled = SimpleImputer(strategy="median")
+            steps = make_pipeline(filled, spline, preprocessing.StandardScaler())
             parts.append((f"spline {place}", steps, [name]))
     if schema.categories:
-        parts.append(
-            ("categories", preprocessing.OneHotEncoder(handle_unknown="ignore"), schema.categories)
-        )
+        encoder = preprocessing.OneHotEncoder(handle_unknown="ignore")
+        parts.append(("categories", encoder, schema.categories))
     return ColumnTransformer(parts, sparse_threshold=1.0)
 
 
 def _words(cells: Any, schema: Schema) -> Any:
     parts = []
     for place, name in enumerate(schema.texts):
-        for kind, vectorizer in (
-            ("words", TfidfVectorizer(**WORDS)),
-            ("letters", TfidfVectorizer(**LETTERS)),
-        ):
+        for kind, options in {"words": WORDS, "letters": LETTERS}.items():
+            vectorizer: Any = TfidfVectorizer(**options)
             if len(cells) > LARGE:
                 vectorizer = _leading(vectorizer, cells[name], WORD_COMPONENTS)
             parts.append((f"{kind} {place}", vectorizer, name))
@@ -272,10 +244,6 @@ def similarity(x: Any, seed: int = 0) -> Nystroem:
 # ---------------------------------------------------------------- choice
 
 
-def source_names(sources: Sources) -> list[str]:
-    return [sources] if isinstance(sources, str) else list(dict.fromkeys(sources))
-
-
 def without_ids(kinds: dict[str, Kind], is_asked_for: bool) -> dict[str, Kind]:
     """Columns that only name rows are left out, with a warning, unless there are no others or
     they were asked for: then they are categories."""
@@ -283,13 +251,12 @@ def without_ids(kinds: dict[str, Kind], is_asked_for: bool) -> dict[str, Kind]:
     if len(ids) == len(kinds) or is_asked_for:
         return {**kinds, **dict.fromkeys(ids, "category")}
     if ids:
-        are = counted(len(ids), "column that names rows is", "columns that name rows are")
         names = ", ".join(map(repr, ids))
-        warnings.warn(f"{are} left out: {names}; name them (--column) to use them.", stacklevel=4)
+        warnings.warn(f"left out, as they name rows: {names} (--column uses them).", stacklevel=4)
     return kinds
 
 
-def choose_sources(sources: Sources, schema: Schema) -> list[str]:
+def choose_sources(sources: str | Sequence[str], schema: Schema) -> list[str]:
     """Those that the table has, in the order of SOURCES. The language model can always be asked
     for; `auto` takes it only for texts."""
     has = {
@@ -299,44 +266,52 @@ def choose_sources(sources: Sources, schema: Schema) -> list[str]:
         "boosting": True,
         "model": bool(schema.texts) or sources != "auto",
     }
-    chosen = SOURCES if sources == "auto" else source_names(sources)
+    chosen = SOURCES if sources == "auto" else listed(sources)
     found = [name for name in SOURCES if name in chosen and has[name]]
-    if not found or ("kernel" in found and not {"columns", "words"} & {*found}):
+    has_kernel = "kernel" not in found or {"columns", "words"} & {*found}
+    if {*chosen} - {*SOURCES} or not found or not has_kernel:
         raise ValueError(
-            f"the table has nothing for the sources {', '.join(chosen)} ('kernel' compares rows by "
-            "columns and words); add another."
+            f"sources={sources!r} must be 'auto', or of {', '.join(SOURCES)} what the table has "
+            "('kernel' compares rows by columns and words)."
         )
     return found
 
 
-def typical_row(frame: Any, schema: Schema) -> Any:
-    """One row, with which explanations begin: of numbers and dates the cell nearest to their
-    median, of categories the most frequent one, "" for texts."""
+def row_texts(frame: Any, schema: Schema) -> list[str]:
+    """What the language model reads of every row: its texts, or "carat is 0.9, cut is Ideal"."""
+    columns = {*schema.numbers, *schema.categories}
+    names = schema.texts or [name for name in frame if name in columns]
+    cells = frame[names].astype(object)
+    rows = cells.where(cells.notna(), None if schema.texts else "unknown").itertuples(index=False)
+    if schema.texts:
+        return [" ".join(_said(cell) for cell in row if cell is not None) for row in rows]
+    told = (zip(names, row, strict=True) for row in rows)
+    return [", ".join(f"{name} is {_said(cell)}" for name, cell in row) for row in told]
+
+
+def _said(cell: Any) -> str:
+    return f"{cell:.10g}" if isinstance(cell, float) else " ".join(str(cell).split())
+
+
+def typical_row(frame: Any, schema: Schema) -> dict[str, Any]:
+    """The row with which explanations begin: of numbers and dates the cell nearest to their median,
+    of categories the most frequent one, "" for texts."""
     cells: dict[str, Any] = {}
     for name in frame.columns:
-        column = frame[name].dropna()
-        cells[name] = [""] if name in schema.texts else [None]
+        column, cells[name] = frame[name].dropna(), "" if name in schema.texts else None
         if name in schema.numbers:
             numbers = to_numbers(column, name in schema.day_first)
             if (known := np.isfinite(numbers)).any():
                 distance = np.abs(numbers - np.median(numbers[known]))
-                cells[name] = [column.iloc[int(np.nanargmin(distance))]]
+                cells[name] = plain(column.iloc[int(np.nanargmin(distance))])
         elif name not in schema.texts and len(column):
-            cells[name] = [column.mode().iloc[0]]
-    return frame.iloc[:1].astype(object).assign(**cells)
+            cells[name] = plain(column.mode().iloc[0])
+    return cells
 
 
-def split_rows(
-    rows: int, groups: Any, cv: Any, folds: int, seed: int, weights: Any = None
-) -> list[tuple[Any, Any]]:
-    """(training, test) rows: by `cv`, else by groups, else at random. All training parts need rows
-    whose weight is above 0."""
-    if cv is None and groups is None:
+def split_rows(rows: int, groups: Any, cv: Any, folds: int, seed: int) -> list[tuple[Any, Any]]:
+    """(training, test) rows: by `cv`, else by groups, else at random."""
+    if cv is None:
         cv = KFold(min(folds, rows), shuffle=True, random_state=seed)
-    elif cv is None:
-        cv = GroupKFold(min(folds, len(np.unique(groups))))
-    splits = list(check_cv(cv).split(np.zeros(rows), None, groups))
-    counts = np.ones(rows) if weights is None else weights
-    if min((counts[training] > 0).sum() for training, _ in splits) < min(LEAST_ROWS, rows - 1):
-        raise ValueError("too few rows have a weight above 0 to be split; give more a weight.")
-    return splits
+        cv = cv if groups is None else GroupKFold(min(folds, len(np.unique(groups))))
+    return list(check_cv(cv).split(np.zeros(rows), None, groups))

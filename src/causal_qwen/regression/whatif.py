@@ -27,7 +27,7 @@ Hazard: for r = 0 and a = b both poles are one, and A and B are infinite. Near i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,8 +35,8 @@ import numpy as np
 import torch
 from scipy import optimize
 
-from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.options import SEMANTICS, check_choice
+from causal_qwen.regression.conformal import Target
 from causal_qwen.regression.source_model import SourceModel
 from causal_qwen.tables.cells import is_missing
 from causal_qwen.tables.frames import plain, require_columns, to_numbers
@@ -94,8 +94,7 @@ class NumberCounterfactual:
     """What an individual with this `observed` number would have had in the edited row.
 
     `factual` is the median that was predicted for the row as it is, `noise` the individual's
-    residual in predicted scales, `median` with `low` and `high` the answer. `beyond` names edited
-    numbers outside of the training range, "" if there are none.
+    residual in predicted scales, `median` with `low` and `high` the answer.
     """
 
     target: str
@@ -108,7 +107,6 @@ class NumberCounterfactual:
     level: float
     semantics: str
     changes: dict[str, tuple[Any, Any]]  # column -> before, after
-    beyond: str = ""
 
     def record(self) -> dict[str, Any]:
         """JSON's values."""
@@ -125,21 +123,14 @@ class NumberCounterfactual:
         )
         how = f"{self.level:.0%}: {_shown(self.low)} to {_shown(self.high)}"
         how = "all noise kept" if self.semantics == "pearl" else how
-        note = f"; note: {self.beyond}" if self.beyond else ""
         return (
             f"observed {_shown(self.observed)}; had {edits}, it would have been "
-            f"{_shown(self.median)} ({how}){note}"
+            f"{_shown(self.median)} ({how})"
         )
 
 
 def answer(
-    observed: float,
-    here: World,
-    there: World,
-    space: ValueSpace,
-    clip: Callable[[Any], Any],
-    level: float,
-    semantics: str,
+    observed: float, here: World, there: World, target: Target, level: float, semantics: str
 ) -> dict[str, float]:
     """The numbers of a `NumberCounterfactual`: noise, median, low and high."""
     check_choice("semantics", semantics, SEMANTICS)
@@ -147,7 +138,7 @@ def answer(
         raise ValueError(f"level={level} is outside (0, 1).")
     if not math.isfinite(observed):
         raise ValueError(f"observed={observed!r} is no finite number; give the number seen.")
-    y = float(space.encode(torch.tensor(observed, dtype=torch.float64)))
+    y = float(target.space.encode(torch.tensor(observed, dtype=torch.float64)))
     residual, scale = y - here.loc, here.own + here.exogenous
     law = PosteriorLaw(
         residual / scale,
@@ -160,22 +151,19 @@ def answer(
     def quantile(p: float) -> float:
         moved = residual * (there.own + there.exogenous) / scale
         moved = moved if semantics == "pearl" else law.icdf(p) * scale
-        value = space.clamped(torch.tensor(there.loc + moved, dtype=torch.float64))
-        return float(clip(value.numpy()))
+        return float(target.decode(there.loc + moved))
 
     places = {"median": 0.5, "low": (1 - level) / 2, "high": (1 + level) / 2}
     return {"noise": residual / scale} | {name: quantile(p) for name, p in places.items()}
 
 
-def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel | None) -> Any:
+def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel) -> Any:
     """The row with other values in some columns: numbers where numbers are read, and categories
     that training rows have."""
     if not changes:
         raise ValueError("no column is changed; name one with its other value, such as carat=1.0.")
     require_columns(frame, list(changes))
     other = frame.assign(**{name: [value] for name, value in changes.items()})
-    if source is None:
-        return other
     for name, value in changes.items():
         schema, known = source.table.schema, source.table.categories.get(name)
         if value is None or is_missing(str(value)):
@@ -184,10 +172,9 @@ def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel | None)
             if not np.isfinite(to_numbers(other[name], name in schema.day_first)).all():
                 raise ValueError(f"{name}={value!r} is no finite number, which {name} is.")
         elif known is not None and str(value) not in known:
-            listed = ", ".join(known[:SHOWN_VALUES])
             raise ValueError(
                 f"{name}={value!r} does not occur in the training rows, so nothing is known about "
-                f"it; they have {listed}{', ...' if len(known) > SHOWN_VALUES else ''}."
+                f"it; they have {', '.join(known[:SHOWN_VALUES])}."
             )
     return other
 

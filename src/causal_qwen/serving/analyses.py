@@ -315,7 +315,7 @@ def _of_regressor(regressor: Any, inputs: list[Any], body: NumbersRequest) -> An
     place = names.index(regressor.target_name(body.target))
     is_text = isinstance(inputs[0], str)
     if is_text and regressor.columns_ is not None:
-        regressor = regressor.of_sentences()
+        raise RequestError("This regressor reads columns, not sentences; send a row.", "input")
     rows: Any = inputs if is_text else DataFrame(inputs)
     found = regressor.predict_numbers(rows, body.levels, body.quantiles)
     if len(names) > 1:  # (N, targets, ...)
@@ -352,7 +352,7 @@ def number_counterfactual(service: Served, body: WhatIfRequest) -> dict[str, Any
         row = dict.fromkeys(regressor.columns_ or ()) | before
         changes = {one: cell for one, cell in after.items() if cell != row.get(one)}
     elif regressor.columns_ is not None:
-        regressor = regressor.of_sentences()
+        raise RequestError("This regressor reads columns, not sentences; send rows.", "input")
     found = regressor.counterfactual(row, body.observed, changes, target=target)
     shown = {one: getattr(found, one) for one in ("factual", "median", "low", "high", "level")}
     return {"object": "number.counterfactual", "regressor": name, **shown}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -63,7 +62,6 @@ CERTAIN = (
 )
 CERTAIN_COMMA = re.compile(CERTAIN.replace("SEP", ",").replace("OTHER", r"\."))
 CERTAIN_POINT = re.compile(CERTAIN.replace("SEP", r"\.").replace("OTHER", ","))
-THOUSAND = re.compile(r"[1-9][0-9]{0,2}\.[0-9]{3}")  # 1.234
 SHOWN = 60  # characters of a line or cell in a message
 
 
@@ -76,14 +74,6 @@ def is_missing(text: str) -> bool:
     return not text or text.isspace() or text.strip() in MISSING
 
 
-def stripped(cell: str) -> str:
-    """Without spaces around it, and with the digits 0 to 9 for those of other scripts."""
-    text = cell.strip()
-    if text.isascii():
-        return text
-    return "".join(str(unicodedata.decimal(one)) if one.isdecimal() else one for one in text)
-
-
 def read_cell(cell: str, decimal: str = ".") -> Any:
     """A number, a truth value, NaN or the text itself; digits such as 007 are a name. With decimal
     commas, "1.5" is a text."""
@@ -91,7 +81,7 @@ def read_cell(cell: str, decimal: str = ".") -> Any:
         given, cell = cell, with_point(cell)
         if cell == given and "." in cell and NUMBER.fullmatch(cell.strip()):
             return cell
-    text = stripped(cell)
+    text = cell.strip()
     if is_missing(text):
         return math.nan
     if text in TRUTH:
@@ -103,7 +93,7 @@ def read_cell(cell: str, decimal: str = ".") -> Any:
 
 def read_amount(cell: str) -> Amount | None:
     """The number of a cell and its currency or percent mark; None where it has to be guessed."""
-    text = stripped(cell)
+    text = cell.strip()
     if NUMBER.fullmatch(text):
         return Amount(float(text), "") if math.isfinite(float(text)) else None
     found = encode(text) if any(map(str.isdigit, text)) else None
@@ -118,7 +108,7 @@ def read_amount(cell: str) -> Amount | None:
 
 def read_target(cell: str) -> Amount | None:
     """As `read_amount`, and digits of any length and with leading zeros."""
-    text = stripped(cell)
+    text = cell.strip()
     if DIGITS.fullmatch(text) and math.isfinite(float(text)):
         return Amount(float(text), "")
     return read_amount(text)
@@ -154,25 +144,11 @@ def with_point(cell: str) -> str:
 
 def find_decimal(cells: Iterable[str], is_usual: bool) -> str:
     """The decimal mark of a file's cells. "1,5" can only be a decimal comma, "1.5" only a decimal
-    point, "1,234" either. Where no cell decides, the comma if it `is_usual`. Both are refused."""
+    point, "1,234" either. Where no cell decides, the comma if it `is_usual`."""
     cells = [cell.strip() for cell in cells]
-    comma = next(filter(CERTAIN_COMMA.fullmatch, cells), None)
-    point = next(filter(CERTAIN_POINT.fullmatch, cells), None)
-    if comma is not None and point is not None:
-        raise ValueError(
-            f"decimal commas, {shown(comma)}, and decimal points, {shown(point)}, in one file; "
-            "name one (--set decimal=,), and the others stay text."
-        )
-    return "," if comma is not None or (is_usual and point is None) else "."
-
-
-def may_be_thousands(cells: Iterable[str]) -> str | None:
-    """A cell such as 1.234, beside others such as 987, in which a point may separate thousands."""
-    known = {cell.strip() for cell in cells if not is_missing(cell)}
-    pointed = set(filter(THOUSAND.fullmatch, known))
-    others = known - pointed
-    is_doubtful = others and all(cell.isdecimal() and len(cell) <= 3 for cell in others)
-    return min(pointed) if pointed and is_doubtful else None
+    if any(map(CERTAIN_COMMA.fullmatch, cells)):
+        return ","
+    return "," if is_usual and not any(map(CERTAIN_POINT.fullmatch, cells)) else "."
 
 
 def shown(text: str) -> str:

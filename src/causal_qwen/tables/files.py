@@ -26,8 +26,7 @@ import json
 import lzma
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -37,16 +36,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.paths import install_hint
-from causal_qwen.tables.cells import (
-    MISSING,
-    find_decimal,
-    may_be_thousands,
-    read_cell,
-    shown,
-    with_point,
-)
-from causal_qwen.tables.frames import LINE, name_rows, plain, require_pandas, text_names, to_frame
+from causal_qwen.tables.cells import find_decimal, read_cell, shown, with_point
+from causal_qwen.tables.frames import LINE, name_rows, plain, text_names, to_frame
 from causal_qwen.tables.targets import read_cells
 from causal_qwen.terminal import counted
 
@@ -59,7 +50,7 @@ KINDS = {
     ".json": "JSON",
 }
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+SEPARATORS = ",;\t|"
 SAMPLE = 2**20  # characters from which the separator is found
 ROWS_COMPARED = 200
 
@@ -74,25 +65,11 @@ class Table:
     separator: str = ","  # of a CSV file, as is the next
     decimal: str = "."
 
-    def __len__(self) -> int:
-        return len(self.cells)
-
-    def frame(self, targets: Sequence[str] = ()) -> Any:
-        """A DataFrame of typed values with the same index. A warning shows a cell of a CSV file
-        such as "NA", which may be a name, unless it is in a target's column."""
+    def frame(self) -> Any:
+        """A DataFrame of typed values with the same index."""
         if table_kind(self.path) != "csv":
             return to_frame(self.cells.infer_objects())
-        typed = {}
-        for name, cells in self.cells.items():
-            typed[name] = [read_cell(cell, self.decimal) for cell in cells]
-            rows = [row for row, cell in enumerate(cells) if cell.strip() in MISSING]
-            if rows and name not in targets:
-                count, where = (
-                    counted(len(rows), "cell is", "cells are"),
-                    self.name_cells(rows, name),
-                )
-                warnings.warn(f"{self.path}: {count} read as missing: {where}.", stacklevel=3)
-        return require_pandas().DataFrame(typed, self.cells.index, dtype=object).infer_objects()
+        return self.cells.map(read_cell, decimal=self.decimal)
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column as numbers, NaN where a cell is none: "5 kg" and "True" are none.
@@ -109,10 +86,6 @@ class Table:
         seen = next((f" {shown(text)}" for text in texts if text.strip()), "")
         return f"{name_rows(rows, self.cells.index)}: {name}{seen}"
 
-    def beside(self, **columns: Any) -> Table:
-        """With more columns."""
-        return replace(self, cells=self.cells.assign(**columns))
-
     def records(self) -> list[dict[str, Any]]:
         """The rows with JSON's values: dates are texts, NaN and infinities None."""
 
@@ -126,10 +99,7 @@ class Table:
     def csv(self) -> bytes:
         """As a CSV file in UTF-8, with the separator and the decimal mark of the input."""
         options = {"sep": self.separator, "decimal": self.decimal, "lineterminator": "\n"}
-        cells = self.cells.select_dtypes(exclude="number").astype(str)
-        has_return = any(cells[name].str.contains("\r", regex=False).any() for name in cells)
-        quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL  # pandas quotes no lone \r
-        text: str = self.cells.to_csv(index=False, quoting=quoting, **options)
+        text: str = self.cells.to_csv(index=False, **options)
         return text.encode()
 
 
@@ -147,28 +117,24 @@ def read_table(path: File, **dialect: str | None) -> Table:
     """Read a file with a header and at least one row; `dialect` are the `separator`, `encoding` and
     `decimal` of a text file, if they cannot be found."""
     named = {option: value for option, value in dialect.items() if value is not None}
+    import pandas
+
     with _naming(path) as (name, kind):
-        if (
-            named
-            and kind != "csv"
-            and not (named.keys() == {"encoding"} and "json" in kind.lower())
-        ):
+        if named and kind != "csv":
             raise ValueError(f"{path} is no CSV file, so {', '.join(named)} has no effect.")
         if kind == "csv":
             table = _read_csv(name, **named)
         elif kind == "parquet":  # pandas' metadata would make an index of a column
-            with _need("pyarrow.parquet").ParquetFile(name) as file:
-                table = Table(name, file.read().to_pandas(ignore_metadata=True))
+            parquet = importlib.import_module("pyarrow.parquet")
+            table = Table(name, parquet.ParquetFile(name).read().to_pandas(ignore_metadata=True))
         elif kind == "Excel":
-            _need("openpyxl")
-            frame = require_pandas().read_excel(name, dtype=object, keep_default_na=False)
+            frame = pandas.read_excel(name, dtype=object, keep_default_na=False, engine="openpyxl")
             table = Table(name, frame.mask(frame.eq("")))
         else:
-            objects = _json_objects(name, kind, **named)
-            places, found = zip(*objects, strict=True) if objects else ((), ())
-            index = require_pandas().Index(places, name=LINE if kind == "jsonl" else "row")
-            table = Table(name, require_pandas().DataFrame(list(found), index, dtype=object))
-        if not len(table):
+            objects = dict(_json_objects(name, kind))
+            index = pandas.Index(objects, name=LINE if kind == "jsonl" else "row")
+            table = Table(name, pandas.DataFrame([*objects.values()], index, dtype=object))
+        if not len(table.cells):
             raise ValueError(f"{path} has no rows; give at least one row.")
         return replace(table, cells=table.cells.set_axis(text_names(table.cells.columns), axis=1))
 
@@ -179,7 +145,8 @@ def read_records(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
         if "json" in kind.lower():
             yield from _json_objects(name, kind)
         elif kind == "parquet":
-            yield from enumerate(_need("pyarrow.parquet").read_table(name).to_pylist())
+            parquet = importlib.import_module("pyarrow.parquet")
+            yield from enumerate(parquet.read_table(name).to_pylist())
         else:
             cells = read_table(path).cells
             rows = cells.astype(object).where(cells.notna(), None).to_dict("records")
@@ -219,19 +186,9 @@ def _naming(path: File) -> Iterator[tuple[str, str]]:
         raise ValueError(f"{name} cannot be read as {kind}: {why}.") from None
 
 
-def _need(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        package = module.split(".")[0]
-        raise ImportError(f"{package} is not installed: {install_hint('files')}") from None
-
-
-def _json_objects(
-    path: str, kind: str, encoding: str | None = None
-) -> list[tuple[int, dict[str, Any]]]:
+def _json_objects(path: str, kind: str) -> list[tuple[int, dict[str, Any]]]:
     """The objects with their places in the file."""
-    text = read_text(path, encoding)
+    text = read_text(path)
     if kind == "JSON":
         content = json.loads(text)
         if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
@@ -239,13 +196,11 @@ def _json_objects(
         return list(enumerate(content, 1))
     found = []
     for number, line in enumerate(text.split("\n"), 1):
-        row, why = None, ""
-        try:
+        row = None
+        with suppress(ValueError):
             row = json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError as error:
-            why = f" ({error.msg})"
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number} is no JSON object{why}: {shown(line)}.")
+            raise ValueError(f"{path}, line {number} is no JSON object: {shown(line)}.")
         if line.strip():
             found.append((number, row))
     return found
@@ -264,62 +219,43 @@ def _read_csv(
     if decimal not in (None, ",", "."):
         raise ValueError(f"decimal {decimal!r} is no decimal mark; give a comma or a point")
     text = read_text(path, encoding)
-    if "\0" in text[:SAMPLE]:
-        raise ValueError(f"{path} has NUL bytes; name its encoding, or save it as UTF-8 text.")
     mark = _find_separator(text[:SAMPLE]) if separator is None else separator
     mark = "\t" if mark.lower() in ("tab", "\\t") else mark
-    if len(mark) != 1 or mark in '"\r\n':
-        raise ValueError(f"separator {mark!r} is no character; give one such as ; or | or tab")
-    lines, rows, empty = _rows(path, text, mark)
+    lines, rows = _rows(path, text, mark)
     if not rows:
         raise ValueError(f"{path} is empty; a CSV file has a header and at least one row.")
-    if skipped := [line for line in empty if lines[0] < line < lines[-1]]:
-        where = name_rows(skipped).replace("row", "line", 1)
-        warnings.warn(f"{path}: {where} skipped, being empty.", stacklevel=4)
     names = [name or f"Unnamed: {place}" for place, name in enumerate(rows[0])]
-    pandas = require_pandas()
+    import pandas
+
     cells = pandas.DataFrame(rows[1:], pandas.Index(lines[1:], name=LINE), names, dtype=object)
     if decimal is None and mark != ",":  # spreadsheets with decimal commas write semicolons
         decimal = find_decimal(cells.to_numpy().flat, is_usual=mark == ";")
-        decimal = None if decimal == "." else decimal
-    for name, column in cells.items() if decimal is None else ():
-        if (cell := may_be_thousands(column)) is not None:
-            warnings.warn(
-                f"{path}: {name} has {shown(cell)}, which is read as a number below 1000; name the "
-                "decimal comma (--set decimal=,) if points separate thousands.",
-                stacklevel=4,
-            )
     return Table(path, cells, mark, decimal or ".")
 
 
-def _rows(path: str, text: str, mark: str) -> tuple[list[int], list[list[str]], list[int]]:
-    """The first line of every record, its cells, as many as the header has, and empty lines."""
+def _rows(path: str, text: str, mark: str) -> tuple[list[int], list[list[str]]]:
+    """The first line of every record, and its cells, as many as the header has."""
     reader, line = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True), 1
     lines: list[int] = []
     rows: list[list[str]] = []
-    empty: list[int] = []
     try:
         for cells in reader:
             width = len(rows[0]) if rows else len(cells)
             if not cells or (len(cells) == 1 < width and not cells[0].strip()):
-                empty.append(line)
+                pass  # an empty line
             elif len(cells) != width:  # its cells would be in the wrong columns
-                noun = SEPARATORS.get(mark, mark)
-                cure = f'quote a cell that contains a {noun}, such as "1{mark}870"'
-                if len(cells) < width:
-                    cure = f"write a {noun} for every empty cell, and check that no cells are lost"
                 has = f"has {counted(len(cells), 'cell')} and the header {width}"
-                raise ValueError(f"{path}, line {line} {has}: {shown(mark.join(cells))}; {cure}.")
+                raise ValueError(
+                    f"{path}, line {line} {has}: {shown(mark.join(cells))}; quote a cell that "
+                    f'contains the separator, such as "1{mark}870", and write one per empty cell.'
+                )
             else:
                 lines.append(line)
                 rows.append(cells)
             line = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(
-            f"{path}, line {line} is not CSV ({error}); write a quote inside a quoted cell as "
-            '"" and close every quote.'
-        ) from None
-    return lines, rows, empty
+        raise ValueError(f"{path}, line {line} is not CSV ({error}).") from None
+    return lines, rows
 
 
 def _find_separator(text: str) -> str:
@@ -349,14 +285,11 @@ def write_table(table: Table, place: Path, name: File) -> None:
     with OPENERS.get(Path(name).suffix.lower(), open)(place, "wb") as file:
         if kind == "csv":
             file.write(table.csv())
-        elif kind == "jsonl":
-            lines = (json.dumps(row, ensure_ascii=False) for row in table.records())
-            file.writelines(f"{line}\n".encode() for line in lines)
-        elif kind == "JSON":
-            file.write(json.dumps(table.records(), ensure_ascii=False, indent=1).encode())
+        elif kind in ("jsonl", "JSON"):
+            rows = [json.dumps(row, ensure_ascii=False) for row in table.records()]
+            text = "\n".join(rows) if kind == "jsonl" else f"[{', '.join(rows)}]"
+            file.write(f"{text}\n".encode())
         elif kind == "Excel":
-            _need("openpyxl")
             to_frame(table.cells).to_excel(file, index=False, engine="openpyxl")
         else:
-            _need("pyarrow")
             table.cells.to_parquet(file, index=False)

@@ -21,7 +21,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.paths import install_hint
 from causal_qwen.tables.cells import (
     DATE,
     YEAR_LAST,
@@ -64,16 +63,6 @@ CJK_LETTERS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # ---------------------------------------------------------------- one DataFrame
 
 
-def require_pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Tables need pandas, which is not installed: {install_hint('tables')}"
-        ) from None
-    return pandas
-
-
 def as_table(X: Any) -> Any:
     """A DataFrame, if X has columns; texts as they are: a list, a Series, an array of one column.
 
@@ -102,7 +91,8 @@ def to_frame(X: Any) -> Any:
     The columns of an array are x0, x1, ... A float32 0.1 becomes 0.1, not 0.10000000149; nullable
     columns have NaN; the items of a list become one text. Two columns of one name are refused.
     """
-    pandas = require_pandas()
+    import pandas
+
     X = X.to_pandas() if hasattr(X, "to_pandas") else X
     if isinstance(X, np.ndarray | list | tuple) and not (len(X) and isinstance(X[0], dict)):
         rows = X if isinstance(X, np.ndarray) else np.array([[*row] for row in X], dtype=object)
@@ -137,8 +127,6 @@ def _plain_column(pandas: Any, column: Any) -> Any:
 
 def _flat(cell: Any) -> Any:
     """["red", "blue"] is "red, blue"."""
-    if isinstance(cell, dict):
-        return ", ".join(f"{name} {value}" for name, value in cell.items())
     return ", ".join(map(str, cell)) if isinstance(cell, NESTED) else cell
 
 
@@ -156,11 +144,10 @@ def read_texts(X: Any) -> list[str]:
         raise TypeError("X is a string; give a list of texts.")
     if getattr(X, "ndim", 1) == 2 and X.shape[1] != 1:
         raise ValueError(f"X has {X.shape[1]} columns; give the one that holds the texts.")
-    texts = list(np.asarray(X)[:, 0] if getattr(X, "ndim", 1) == 2 else X)
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"X[{row}] is {type(text).__name__}; give a string.")
-    return [str(text) for text in texts]
+    texts = np.asarray(X, dtype=object).ravel().tolist()
+    if others := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(f"X has {others[0]!r} among its texts; give strings.")
+    return texts
 
 
 # ---------------------------------------------------------------- names, cells and rows
@@ -195,17 +182,16 @@ def plain(cell: Any) -> Any:
 
 
 def name_rows(rows: Any, index: Any = None) -> str:
-    """ "row 3", "rows 3, 5 and 7", "9 rows (3, 5, 7, 8, 9, ...)"; by `index`, a table's labels.
+    """ "row 3", "rows 3, 5", "9 rows (3, 5, 7, 8, 9, ...)"; by `index`, a table's labels.
 
     A table read from a file has its lines as the index: "line 3".
     """
     noun = LINE if getattr(index, "name", None) == LINE else "row"
-    names = [str(row if index is None else index[row]) for row in map(int, rows[: ROWS_LISTED + 1])]
-    if len(names) == 1:
-        return f"{noun} {names[0]}"
-    if len(names) <= ROWS_LISTED:
-        return f"{noun}s {', '.join(names[:-1])} and {names[-1]}"
-    return f"{len(rows)} {noun}s ({', '.join(names[:ROWS_LISTED])}, ...)"
+    names = [str(row if index is None else index[row]) for row in map(int, rows[:ROWS_LISTED])]
+    listed = ", ".join(names)
+    if len(rows) > ROWS_LISTED:
+        return f"{len(rows)} {noun}s ({listed}, ...)"
+    return f"{noun} {listed}" if len(rows) == 1 else f"{noun}s {listed}"
 
 
 # ---------------------------------------------------------------- kinds of columns
@@ -263,7 +249,8 @@ def _are_whole(values: Sequence[Any]) -> bool:
 
 
 def _kind(column: Any) -> Kind:
-    pandas = require_pandas()
+    import pandas
+
     types = pandas.api.types
     if isinstance(column.dtype, pandas.CategoricalDtype):
         return "category"
@@ -320,7 +307,8 @@ def to_numbers(column: Any, day_first: bool | None = None) -> NDArray[np.float64
     Amounts keep their number ("5%" is 5), flags are 0 and 1, dates are days since 1970. A few
     cells do not show whether 5/6/2024 is in May: `day_first` is that of all (`is_day_first`).
     """
-    pandas = require_pandas()
+    import pandas
+
     types = pandas.api.types
     if types.is_datetime64_any_dtype(column.dtype):
         return _days(pandas, column)
@@ -361,7 +349,9 @@ def is_day_first(column: Any) -> bool:
 
 def calendar(days: NDArray[np.float64], part: str) -> NDArray[np.float64]:
     """The `year`, `month`, `weekday` or `hour` of days since 1970; NaN for NaN."""
-    times = require_pandas().to_datetime(days, unit="D", errors="coerce").round("s")
+    import pandas
+
+    times = pandas.to_datetime(days, unit="D", errors="coerce").round("s")
     return np.asarray(getattr(times, part.replace("weekday", "day_of_week")), dtype=np.float64)
 
 

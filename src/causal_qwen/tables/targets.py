@@ -27,10 +27,7 @@ OTHERWISE = "target"  # ... beside a column of that name
 
 
 def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
-    """Name -> values in float64, and whether `y` is one target that is not in a list.
-
-    A column of a DataFrame X that has a target's name must be that target: it is no feature.
-    """
+    """Name -> values in float64, and whether `y` is one target that is not in a list."""
     if _are_names(X, y):
         is_single = isinstance(y, str | int)
         names = frames.text_names([y] if is_single else y)
@@ -38,56 +35,42 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
             raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
         frames.require_columns(X, names)
         return {name: _numbers(name, X[name], X.index) for name in names}, is_single
-    is_single = not (isinstance(y, dict) or hasattr(y, "columns")) and np.ndim(y) == 1
+    is_single = False
     if isinstance(y, dict):
         columns = y
     elif hasattr(y, "columns"):
         columns = dict(frames.to_frame(y).items())
     elif np.ndim(y) == 2:
         columns = {f"{UNNAMED} {at}": column for at, column in enumerate(np.asarray(y).T, 1)}
-    elif is_single:
+    elif is_single := np.ndim(y) == 1:
         unnamed = OTHERWISE if frames.is_table(X) and UNNAMED in X.columns else UNNAMED
-        name = getattr(y, "name", None)
-        columns = {unnamed if name in (None, "") else name: y}
+        columns = {getattr(y, "name", None) or unnamed: y}
     else:
         raise ValueError("y must be numbers, one per row, or names of the table's columns.")
     index = X.index if frames.is_table(X) else None
     found = {str(name): _numbers(str(name), one, index) for name, one in columns.items()}
-    for name, values in found.items():
-        if frames.is_table(X) and name in X.columns and not _is_same(X[name], values):
-            raise ValueError(
-                f"X has a column {name!r} that is not the target of that name; rename one of them."
-            )
     return found, is_single
 
 
-def check_rows(frame: Any, values: dict[str, Array]) -> None:
-    """Refuse rows with nothing to read, or without a finite target, by their names."""
-    index, has_text = frame.index, frame.notna().any(axis=1)
-    if list(frame) == [frames.TEXT]:
-        has_text &= frame[frames.TEXT].astype(str).str.strip() != ""
-    empty = np.flatnonzero(~has_text)
-    why = [f"{frames.name_rows(empty, index)} without a text"] if len(empty) else []
+def check_rows(rows: Any, values: dict[str, Array]) -> None:
+    """Refuse targets of another length than `rows`, a table's index, or that are not finite."""
     for name, column in values.items():
-        if len(column) != len(has_text):
-            both = f"{counted(len(column), 'value')} for {counted(len(has_text), 'row')}"
+        if len(column) != len(rows):
+            both = f"{counted(len(column), 'value')} for {counted(len(rows), 'row')}"
             raise ValueError(f"target {name!r} has {both}.")
-        if len(rows := np.flatnonzero(~np.isfinite(column))):
-            why.append(f"target {name!r} is NaN or infinite in {frames.name_rows(rows, index)}")
-    if why:
-        raise ValueError(f"{'; '.join(why)}: correct or drop them.")
+        if len(bad := np.flatnonzero(~np.isfinite(column))):
+            where = frames.name_rows(bad, rows)
+            raise ValueError(
+                f"target {name!r} is NaN or infinite in {where}: correct or drop them."
+            )
 
 
 def check_variety(name: str, values: Array) -> None:
     """Refuse labels of which nothing can be learned."""
     if len(values) < 2:
-        rows_are = counted(len(values), "row is", "rows are")
-        raise ValueError(f"{rows_are} too few to learn from; give at least 2.")
+        raise ValueError(f"{counted(len(values), 'row')} are too few to learn from.")
     if values.min() == values.max():
-        raise ValueError(
-            f"target {name!r} is constant ({values[0]:g} in all {len(values)} rows); give rows "
-            "with different values."
-        )
+        raise ValueError(f"target {name!r} is constant ({values[0]:g} in all {len(values)} rows).")
 
 
 def _are_names(X: Any, y: Any) -> bool:
@@ -98,15 +81,6 @@ def _are_names(X: Any, y: Any) -> bool:
         return False
     has_one = frames.is_table(X) and any(name in X.columns for name in y)
     return has_one or not all(is_missing(cell) or read_target(cell) for cell in y)
-
-
-def _is_same(column: Any, values: Array) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the note on the target's cells was given
-            return np.array_equal(_numbers("", column), values, equal_nan=True)
-    except ValueError:
-        return False
 
 
 def _numbers(name: str, column: Any, index: Any = None) -> Array:
