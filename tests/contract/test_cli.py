@@ -43,7 +43,9 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
 GENERATING = ("generate", "chat", "counterfactual")
 WITHOUT_JSON = ("app", "demo", "serve")
-WITHOUT_MODEL = ("audit", "convert", "doctor", "export", "quantize", "report", "verify")
+WITHOUT_MODEL = (
+    *("audit", "convert", "doctor", "export", "predict", "quantize", "report", "verify", "what-if"),
+)
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 
 
