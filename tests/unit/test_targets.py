@@ -97,12 +97,15 @@ def test_targets_are_read_from_names_series_arrays_and_dicts(rings: Any) -> None
 
 def test_a_row_without_texts_is_read_as_its_columns(rings: Any) -> None:
     assert row_texts(rings, Schema(["carat"], ["cut"], [])) == [
-        "carat is 0.23, cut is very_good",
+        "carat is 0.23, cut is very good",
         "carat is 2, cut is unknown",
         "carat is unknown, cut is Ideal",
     ]
 
 
-def test_texts_are_read_verbatim() -> None:
-    table = pd.DataFrame({"note": ["Some  rust,\nkept!", None], "more": ["x", "y"], "n": [1, 2]})
-    assert row_texts(table, Schema(["n"], [], ["note", "more"])) == ["Some rust, kept! x", "y"]
+def test_texts_beside_other_columns_are_read_verbatim_and_alone_by_their_names() -> None:
+    table = pd.DataFrame({"note": ["Some  rust,\nkept!", None], "more": ["x_y", ""], "n": [1, 2]})
+    both = Schema(["n"], [], ["note", "more"])
+    assert row_texts(table, both) == ["Some rust, kept! x_y", ""]
+    alone = ["note is Some rust, kept!, more is x y", "note is unknown, more is unknown"]
+    assert row_texts(table[["note", "more"]], both) == alone

@@ -278,15 +278,16 @@ def choose_sources(sources: str | Sequence[str], schema: Schema) -> list[str]:
 
 
 def row_texts(frame: Any, schema: Schema) -> list[str]:
-    """What the language model reads of every row: its texts, or "carat is 0.9, cut is Ideal"."""
+    """What the language model reads of every row: its texts, or "carat is 0.9, cut is Ideal" where
+    all columns are texts, or none is."""
     columns = {*schema.numbers, *schema.categories}
     names = schema.texts or [name for name in frame if name in columns]
-    cells = frame[names].astype(object)
-    rows = cells.where(cells.notna(), None if schema.texts else "unknown").itertuples(index=False)
-    if schema.texts:
-        return [" ".join(_said(cell) for cell in row if cell is not None) for row in rows]
-    told = (zip(names, row, strict=True) for row in rows)
-    return [", ".join(f"{name} is {_said(cell)}" for name, cell in row) for row in told]
+    cells = frame[names].astype(object).where(frame[names].notna(), "")
+    rows = [[*map(_said, row)] for row in cells.itertuples(index=False)]
+    if schema.texts and schema.texts != [*frame]:
+        return [" ".join(filter(None, row)) for row in rows]
+    parts = ([f"{n} is {c or 'unknown'}" for n, c in zip(names, row, strict=True)] for row in rows)
+    return [", ".join(row).replace("_", " ") for row in parts]
 
 
 def _said(cell: Any) -> str:
