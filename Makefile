@@ -110,8 +110,15 @@ docs: $(TESTS)  ## the pages as a site in build/site; a warning is an error
 notebooks: $(TESTS)  ## run the notebooks of examples/ and keep what they say
 	$(BIN)/python scripts/notebooks.py
 
-reproduce: env  ## the headline results on another base model (MODEL=hub-name-or-directory), beside ours
+# A GGUF file is measured on llama.cpp: speed, texts to be read, panels.
+reproduce: env $(if $(filter %.gguf,$(MODEL)),$(LLAMA))  ## the headline results on another model (MODEL=hub-name, directory or a.gguf)
+ifneq ($(filter %.gguf,$(MODEL)),)
+	$(BIN)/python benchmarks/llama.py $(MODEL) $(ARGS)
+	$(BIN)/python benchmarks/real_qwen.py $(MODEL)
+	$(BIN)/python benchmarks/panels.py --model $(MODEL)
+else
 	$(BIN)/python benchmarks/reproduce.py --model $(MODEL) $(ARGS)
+endif
 
 bench-decode: env  ## time per token of every mode against the base model
 	$(BIN)/python benchmarks/decode.py $(ARGS)

@@ -212,7 +212,7 @@ def words_alone(session: Session, people: int) -> Row:
         "pairs": len(pairs),
         "agreement": interval(agreed),
         "cosine": interval(cosines),
-        "each": [cosines.tolist(), agreed.tolist()],
+        "each": [cosines.round(3).tolist(), agreed.round(3).tolist()],
     }
 
 
@@ -227,7 +227,7 @@ def picture(alone: Row, path: Path) -> None:
     axes.set(xlabel="cosine of the differences of rows of W", ylabel="share of people who agree")
     axes.set_title("One of two words, in English and in Chinese")
     axes.legend()
-    axes.figure.savefig(path)
+    axes.figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -256,26 +256,21 @@ def main() -> None:
         for one in kinds
     }
     model = Path(options.model).name or "SmolLM2-135M"
-    lines = [
-        f"# Panels, {model}",
-        "",
+    about = (
         f"`python benchmarks/panels.py{' --model ' + model if options.model else ''}`: "
         f"{options.people} individuals, {options.choices} choices of two, three wordings, both "
         f"orders, {' and '.join(languages)}; {results['mass']:.0%} of the model's mass was on the "
-        "options.",
-        "",
-        *table(columns, shown),
-    ]
+        "options."
+    )
     if is_real:
         alone = results["W alone"]
-        lines += [
-            "",
-            f"From W alone, {alone['pairs']} pairs of {alone['words']} words: a person who prefers "
-            f"one in English prefers it in Chinese in {alone['agreement'][0]:.2f} of the cases "
-            f"(Gumbel noise 0.50); mean cosine {alone['cosine'][0]:.2f}.",
-            "",
-            "![agreement of a pair against the cosine of its rows](panels.svg)",
-        ]
+        about += (
+            f" From W alone, {alone['pairs']} pairs of {alone['words']} words: a person who "
+            f"prefers one in English prefers it in Chinese in {alone['agreement'][0]:.2f} of the "
+            f"cases, Gumbel noise 0.50; mean cosine {alone['cosine'][0]:.2f} "
+            "([picture](panels.svg))."
+        )
+    lines = [f"# Panels, {model}", "", about, "", *table(columns, shown)]
     save(lines, results, options.output)
 
 

@@ -1,6 +1,6 @@
 """The headline results of docs/results on any base model, beside those of SmolLM2-135M.
 
-    make reproduce MODEL=Qwen/Qwen2.5-0.5B        # a hub name, a directory, a GGUF file
+    make reproduce MODEL=Qwen/Qwen2.5-0.5B        # a hub name or a directory
     python benchmarks/reproduce.py --model my-qwen --parts promise engine
 
 The model is converted (once; kept in the cache directory), and every benchmark is run in a short
@@ -32,7 +32,7 @@ from transformers import Qwen2ForCausalLM
 from causal_qwen import CausalTextRegressor
 from causal_qwen.analysis.verify import verify
 from causal_qwen.conversion.checkpoint_io import as_qwen2, encode_texts, load_base, quiet
-from causal_qwen.conversion.convert import compare, convert, default_model
+from causal_qwen.conversion.convert import compare_logits, convert, default_model
 from causal_qwen.conversion.opening import open_model
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.numpy_engine.calibration import TEXTS
@@ -110,8 +110,8 @@ def report(stage: str) -> None:
 def promise(subject: Subject, size: Size) -> Figures:
     """Before training it is its base model."""
     tokenizer = subject.processor.tokenizer
-    subject.model.calibration = None
-    report = compare("", subject.base, subject.model, encode_texts(tokenizer, TEXTS))
+    texts = encode_texts(tokenizer, TEXTS)
+    difference, _, agreement, positions = compare_logits(subject.model, subject.base, texts)
     same = {"standard": 0, "compatible": 0}
     for ids in encode_texts(tokenizer, TUNING_PROMPTS[:3]):
         common = {"max_new_tokens": size.tokens, "pad_token_id": 0}
@@ -121,9 +121,8 @@ def promise(subject: Subject, size: Size) -> Figures:
             text = subject.model.generate(ids[None], causal_mode=mode, **common)
             same[mode] += torch.equal(text, expected)
     return {
-        "largest difference of logits to the base model": f"{report.max_logit_difference:.3g}",
-        "`standard` chooses what the base model would": f"{report.standard_agreement:.1%} "
-        f"of {report.positions} positions",
+        "largest difference of logits to the base model": f"{difference:.3g}",
+        "`standard` chooses what the base model would": f"{agreement:.1%} of {positions} positions",
         **{
             f"`{mode}` says the same {size.tokens} tokens": f"{count} of 3 texts"
             for mode, count in same.items()

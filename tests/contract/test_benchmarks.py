@@ -43,6 +43,19 @@ INDIVIDUALS_KEYS = {
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - {"_vllm_peer"})
+)
+def test_every_benchmark_finds_what_it_imports(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this project; peers that are not installed are another matter."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("causal_qwen"):
+            raise
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def call(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -81,6 +81,7 @@ class Engine(Protocol):
     kind: str  # "torch", "numpy" or "llama.cpp"
     model: Any  # torch's model, NumPy's engine, or llama.cpp's context
     size: int  # C: the coordinates of an individual
+    rows: int | None  # texts that a batch decodes at once; None: as many as memory has room for
     context: int  # tokens that a prompt and its continuation may have together
     default_mode: str  # of a call that names neither mode nor individual
     ends: frozenset[int]  # tokens that end a text

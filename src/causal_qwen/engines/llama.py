@@ -169,6 +169,7 @@ class LlamaEngine(ReadsTexts):
     """A GGUF file and its causal layer."""
 
     kind = "llama.cpp"
+    rows: int | None = ROWS
 
     def __init__(self, file: GgufFile, layer: CausalLayer, context: Context) -> None:
         super().__init__(text_reader(file))
@@ -211,7 +212,7 @@ class LlamaEngine(ReadsTexts):
         elif (layer := kept_layer(mark := fingerprint(path))) is None:
             reader = text_reader(file)
             tools = reader.tokenizer, context.score_text, reader.num_token_id, progress
-            layer = calibrated_layer(str(path), mark, GgufHead(file), *tools)
+            layer = calibrated_layer(str(path.resolve()), mark, GgufHead(file), *tools)
             layer.keep()
         return cls(file, layer, context)
 

@@ -64,6 +64,7 @@ class NumpyEngine(ReadsTexts):
     """A checkpoint directory that runs on NumPy."""
 
     kind = "numpy"
+    rows: int | None = None
 
     def __init__(self, engine: Engine) -> None:
         if engine.reader is None:
@@ -100,7 +101,7 @@ class NumpyEngine(ReadsTexts):
             plain = Engine(fields, tensors, reader, where=str(base))
             plain.model.use(compiled)
             tools = reader.tokenizer, plain.logits, reader.num_token_id, progress
-            layer = calibrated_layer(str(base), mark, GgufHead(file), *tools)
+            layer = calibrated_layer(str(Path(base).resolve()), mark, GgufHead(file), *tools)
             layer.keep()
         size = fields["hidden_size"]
         untrained = dict(zip(MATRICES, (np.eye(size), np.zeros((size, size))), strict=True))

@@ -41,6 +41,7 @@ class TorchEngine:
     """A causal model and its processor."""
 
     kind = "torch"
+    rows: int | None = None
 
     def __init__(self, model: CausalModel, processor: Processor) -> None:
         kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from causal_qwen.engines.engine import Batch, Choice, Engine, Row
@@ -67,7 +67,9 @@ class Job:
 
 class Batcher:
     def __init__(self, backend: Engine, limits: Limits) -> None:
-        self.backend, self.limits = backend, limits
+        self.backend = backend
+        most = limits.max_rows if backend.rows is None else min(limits.max_rows, backend.rows)
+        self.limits = replace(limits, max_rows=most)
         self.report: Report = lambda name, value: None
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, tuple[Job, GrowingText]] = {}

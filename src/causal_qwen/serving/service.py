@@ -29,8 +29,9 @@ class Service:
         limits: Limits | None = None,
         regressors: Mapping[str, Path | Callable[[], Any]] | None = None,
     ) -> None:
-        self.backend, self.name, self.limits = backend, name, limits or Limits()
-        self.batcher = Batcher(backend, self.limits)
+        self.backend, self.name = backend, name
+        self.batcher = Batcher(backend, limits or Limits())
+        self.limits = self.batcher.limits
         self.find: Callable[[str], int | Individual] = seed_of  # an individual by its name
         self.regressors = regressors or {}  # directories, or what fits one
         self.opened: dict[str, Any] = {}  # regressors that have been used
