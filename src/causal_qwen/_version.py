@@ -1,3 +1,3 @@
 """Version of this source, which may be newer than the metadata of an editable install."""
 
-__version__ = "0.4.0.dev4"
+__version__ = "0.4.0.dev5"

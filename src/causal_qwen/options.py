@@ -28,7 +28,9 @@ DTYPES: tuple[DType, ...] = get_args(DType)  # of weights in memory; auto: as in
 EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 PLAIN_TYPES, GGUF_TYPES = get_args(ExportType)[:3], get_args(ExportType)[3:]
 WORD_EDGES = "decision.word_edges"  # the tensor of the bits below; earlier versions have none
-CONTINUES, OPEN = 1, 2  # bits of a token: it begins inside of a word, it ends inside of one
+# bits of a token: it begins inside of a word, it ends inside of one, it holds a part of a
+# character, it has a letter
+CONTINUES, OPEN, PART, LETTER = 1, 2, 4, 8
 ROW_FILES = (  # of training
     *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
 )

@@ -261,7 +261,7 @@ def test_layers_of_torch_and_of_llama_cpp_are_alike(file: Path, llama: Any) -> N
     np.testing.assert_allclose(own.tensors[noise], other.tensors[noise], rtol=1e-3, atol=1e-3)
     assert {"abduction.loc.weight", "abduction.scale.weight"}.isdisjoint(other.tensors)
     np.testing.assert_array_equal(
-        own.tensors["decision.word_edges"], other.tensors["decision.word_edges"]
+        own.tensors["decision.word_edges"][:USED], other.tensors["decision.word_edges"][:USED]
     )
 
 

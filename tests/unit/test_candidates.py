@@ -22,6 +22,7 @@ from causal_qwen.decoding.candidates import (
     REACH,
     avoid_repeats,
     cut_by_text,
+    end_loops,
     few_candidates,
     keep_min_p,
 )
@@ -29,7 +30,7 @@ from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.individuals import Individual
 from causal_qwen.numpy_engine import Engine
-from causal_qwen.options import CONTINUES, OPEN
+from causal_qwen.options import CONTINUES, LETTER, OPEN, PART
 
 PROMPT = torch.tensor([[5, 17, 3, 44]])
 NEW = 40
@@ -57,6 +58,23 @@ def test_what_is_avoided_is_what_would_repeat_n_tokens(
             new = [k for k in new if k != text[-1] or k == scores[row].argmax()]
         expected = new or kept
         assert [k for k in range(5) if found[row, k] == scores[row, k] > -np.inf] == expected
+
+
+@given(st.lists(IDS, min_size=1, max_size=3))
+def test_a_phrase_is_said_twice_in_a_row_and_not_three_times(texts: list[list[int]]) -> None:
+    scores = np.arange(5 * len(texts), dtype=np.float32).reshape(len(texts), 5)
+    edges = np.uint8([LETTER, LETTER, 0, 0, PART])
+    found = end_loops(scores, texts, [2] * len(texts), edges)
+    same = end_loops(torch.from_numpy(scores), texts, [2] * len(texts), torch.from_numpy(edges))
+    np.testing.assert_array_equal(found, same.numpy())
+    for row, text in enumerate(texts):
+        for k in range(5):
+            is_third = any(
+                text[-m:] == text[-2 * m : -m] and text[-m] == k and {0, 1, 4} & {*text[-m:]}
+                for m in range(2, len(text) // 2 + 1)
+            )
+            assert (found[row, k] == -np.inf) == is_third
+    np.testing.assert_array_equal(end_loops(scores, texts, [0] * len(texts), edges), scores)
 
 
 def test_what_was_said_long_ago_may_be_said_again() -> None:

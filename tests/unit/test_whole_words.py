@@ -29,7 +29,7 @@ from causal_qwen.families import FAMILIES
 from causal_qwen.individuals import Individual
 from causal_qwen.numpy_engine import Engine
 from causal_qwen.numpy_engine.quantization import quantize
-from causal_qwen.options import CONTINUES, OPEN
+from causal_qwen.options import CONTINUES, LETTER, OPEN, PART
 from causal_qwen.text.words import edges_of, word_edges
 
 EDGES = "decision.word_edges"
@@ -60,6 +60,15 @@ def test_a_likeliest_token_that_ends_the_word_leaves_no_way_to_continue_it(conve
     kept = keep_whole_words(scores, [[0], [0]], [True, True], convert(VOCABULARY))
     assert kept[0].tolist() == [NEVER, 1, 9, NEVER, 0, NEVER]
     assert kept[1].tolist() == scores[1].tolist()  # equally likely
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.tensor])
+def test_a_begun_character_is_continued_by_the_likeliest_token_alone(convert: Any) -> None:
+    edges = convert(np.uint8([PART, PART, INNER, 0]))
+    likely = convert([[2.0, 1.0, 1.5, 0.5], [1.0, 1.5, 2.0, 0.5], [2.0, 1.0, 1.5, 0.5]])
+    kept = keep_whole_words(likely, [[1], [1], [3]], [True] * 3, edges)
+    assert kept[0].tolist() == [2, NEVER, NEVER, NEVER]
+    assert kept[1:].tolist() == likely[1:].tolist()  # the character is whole, or none is begun
 
 
 SCORES = st.lists(st.sampled_from([NEVER, -1.0, 0.0, 0.5, 2.0]), min_size=5, max_size=5)
@@ -144,12 +153,15 @@ def test_words_are_kept_whole_after_min_p_and_before_repetitions_are_avoided() -
     ],
 )
 def test_letters_are_those_of_scripts_with_spaces(piece: str, expected: int) -> None:
-    assert edges_of(piece) == expected
+    assert edges_of(piece) & INNER == expected
+    assert edges_of(piece) & PART == PART * ("\ufffd" in piece)
+    has_letter = any(map(str.isalpha, piece)) and "\ufffd" not in piece
+    assert edges_of(piece) & LETTER == LETTER * has_letter
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF), min_size=1))
 def test_chinese_is_never_inside_of_a_word(piece: str) -> None:
-    assert edges_of(piece) == 0
+    assert edges_of(piece) == LETTER
 
 
 def test_the_embedded_tokenizer_knows_its_words(short_directory: Path) -> None:
@@ -163,7 +175,7 @@ def test_the_embedded_tokenizer_knows_its_words(short_directory: Path) -> None:
     def bits(*pieces: str) -> list[int]:
         ids = [tokenizer.encode(piece, add_special_tokens=False).ids for piece in pieces]
         assert all(len(found) == 1 for found in ids), ids
-        return [int(edges[found[0]]) for found in ids]
+        return [int(edges[found[0]]) & INNER for found in ids]
 
     assert bits(" inh", "osp", "itable", "ile") == [OPEN, INNER, INNER, INNER]
     assert bits(" I", "'s", "'", " '", ".", "7", "\n") == [OPEN, OPEN, OPEN, OPEN, 0, 0, 0]
@@ -172,7 +184,7 @@ def test_the_embedded_tokenizer_knows_its_words(short_directory: Path) -> None:
     assert not edges[special].any()
     pieces = tokenizer.encode("漢", add_special_tokens=False).ids
     assert len(pieces) > 1  # parts of a character
-    assert not edges[pieces].any()
+    assert (edges[pieces] == PART).all()
     more = word_edges(tokenizer, size + 3)
     assert more[:size].tolist() == edges.tolist()
     assert not more[size:].any()  # ids without a token
@@ -350,8 +362,8 @@ def test_every_family_is_converted_with_the_words_of_its_tokenizer(
         loaded = CausalQwenForCausalLM.from_pretrained(tmp_path)
     expected = word_edges(tokenizer.backend_tokenizer, 300)
     letters = tokenizer("aZ'", add_special_tokens=False).input_ids
-    assert expected[letters].tolist() == [INNER, INNER, OPEN]
-    assert (expected > 0).sum() == 53  # of 256 bytes: ASCII letters and the apostrophe
+    assert (expected[letters] & INNER).tolist() == [INNER, INNER, OPEN]
+    assert ((expected & INNER) > 0).sum() == 53  # of 256 bytes: ASCII letters and the apostrophe
     for one in (model, loaded):
         np.testing.assert_array_equal(one.decision.word_edges, expected)
         assert one.generation_config.whole_words is True

@@ -201,7 +201,7 @@ def _limits(cuts: Cuts) -> str:
     numbers = {"min_p": cuts.min_p, "avoid_repeats": cuts.n}
     at = [f"{name}={value:g}" for name, value in numbers.items() if value]
     cure = [f"{name}=0" for name, value in numbers.items() if value]
-    if cuts.edges is not None:
+    if cuts.edges is not None and cuts.whole_words:
         at, cure = [*at, "whole_words=True"], [*cure, "whole_words=False"]
     return f"{' and '.join(at)}; pass {', '.join(cure)}"
 

@@ -55,9 +55,9 @@ class TokenSequence(NamedTuple):
 def cuts_of(model: CausalModel, settings: DecodingSettings) -> Cuts:
     """What makes the candidates of a text that `generate` writes by these settings, on the CPU."""
     noise = model.decoding_noise(settings)
-    edges = whole(model.decision, "word_edges").cpu() if noise.kept_words()[0] else None
-    number = model.config.num_token_id
-    return Cuts(settings.min_p or 0.0, edges, noise.avoided_repeats()[0], number)
+    words, n = noise.kept_words()[0], noise.avoided_repeats()[0]
+    edges = whole(model.decision, "word_edges").cpu() if words or n else None
+    return Cuts(settings.min_p or 0.0, edges, n, model.config.num_token_id, words)
 
 
 def load_processor(model: CausalModel) -> Any:

@@ -1,6 +1,7 @@
 """Candidates: the tokens among which an individual chooses, for NumPy and torch arrays alike.
 
-    keep_min_p         tokens with at least min_p of the largest probability
+    end_loops          tokens that do not say a phrase a third time in a row
+    keep_min_p         of these, tokens with at least min_p of the largest probability
     keep_whole_words   of these, inside of a word, no other way to continue it than the likeliest
     avoid_repeats      of these, tokens that do not say n of the last tokens again, nor the last one
 
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from causal_qwen.options import CONTINUES, OPEN
+from causal_qwen.options import CONTINUES, LETTER, OPEN, PART
 
 Array = Any  # a NumPy array or a torch tensor
 
@@ -75,18 +76,41 @@ def keep_whole_words(
     """Without the tokens that would continue the last word of the text, except for the likeliest
     token. (B, K), B texts of ids, B flags, (V,) bits of `text.words` -> (B, K)
 
-    Tokens that begin a word, end it or are none stay. The likeliest token stays in every row: none
+    Where the likeliest token continues a character that is begun, it alone stays. Tokens that begin
+    a word, end it or are none stay. The likeliest token stays in every row: none
     loses all candidates. Bits that are all 0 change nothing.
     """
     xp = array_namespace(scores)
     rows = zip(texts, is_asked, strict=True)
     last = [int(text[-1]) if asked and len(text) else -1 for text, asked in rows]  # -1: all stay
     ids = xp.asarray(last, dtype=xp.int64, device=scores.device)
-    is_open = (ids >= 0) & ((edges[ids] & OPEN) != 0)  # (B,)
+    last_bits = xp.where(ids >= 0, edges[ids], 0)  # (B,)
     is_other = (scores > -math.inf) & (scores < xp.max(scores, axis=-1, keepdims=True))
     own = edges if tokens is None else edges[tokens]
-    is_cut = is_open[:, None] & is_other & ((own & CONTINUES) != 0)  # few: fast to choose by
-    return xp.where(is_cut, -math.inf, scores)
+    is_part = (last_bits & own[xp.argmax(scores, axis=-1)] & PART) != 0
+    is_inside = ((last_bits & OPEN) != 0)[:, None] & ((own & CONTINUES) != 0)  # fast to choose by
+    return xp.where((is_inside | is_part[:, None]) & is_other, -math.inf, scores)
+
+
+def end_loops(scores: Array, texts: Sequence[Any], lengths: Sequence[int], edges: Array) -> Array:
+    """Without the tokens that would begin a phrase again which the text has just said twice; it has
+    two tokens or more, and a letter or an emoji. (B, V), B texts of ids, B times n -> (B, V)
+
+    A name may be repeated, and a row of a table: neither is said three times without a break. n = 0
+    keeps all.
+    """
+    others = scores
+    for row, (text, n) in enumerate(zip(texts, lengths, strict=True)):
+        recent = _recent(text) if n else []
+        for size in range(2, len(recent) // 2 + 1):
+            phrase = recent[-size:]
+            if phrase != recent[-2 * size : -size]:
+                continue
+            if any(int(edges[token]) & (LETTER | PART) for token in phrase):
+                if others is scores:
+                    others = array_namespace(scores).asarray(scores, copy=True)
+                others[row, phrase[0]] = -math.inf
+    return others
 
 
 def avoid_repeats(
@@ -112,7 +136,7 @@ def avoid_repeats(
     for row, (text, n) in enumerate(zip(texts, lengths, strict=True)):
         if not n or not len(text):
             continue
-        recent = np.asarray(text[-REACH:]).tolist()
+        recent = _recent(text)
         found = repeating_tokens(recent, n, number)
         if recent[-1] not in (number, likeliest[row]):
             found.add(recent[-1])
@@ -125,6 +149,11 @@ def avoid_repeats(
     others[xp.asarray(rows), xp.asarray(columns)] = -math.inf
     is_left = xp.max(others, axis=-1, keepdims=True) > -math.inf
     return xp.where(is_left, others, scores)
+
+
+def _recent(text: Any) -> list[int]:
+    found: list[int] = np.asarray(text[-REACH:]).tolist()
+    return found
 
 
 def cut_by_text(
@@ -167,18 +196,22 @@ class Cuts(NamedTuple):
     """What makes the candidates of one text, all resolved."""
 
     min_p: float = 0.0
-    edges: Array | None = None  # (V,) where words are kept whole
+    edges: Array | None = None  # (V,) bits of tokens
     n: int = 0  # of `avoid_repeats`
     number: int | None = None  # <NUM>
+    whole_words: bool = True  # where there are edges
 
 
 def candidates_along(scores: Array, text: Any, cuts: Cuts) -> Array:
     """Candidates where the last N tokens of a text were chosen. (N, V), (T,) ids -> (N, V)"""
+    first, count = len(text) - len(scores), len(scores)
+    texts, lengths = [text[: first + i] for i in range(count)], [cuts.n] * count
+    if cuts.n and cuts.edges is not None:
+        scores = end_loops(scores, texts, lengths, cuts.edges)
     if cuts.min_p:
         scores = keep_min_p(scores, cuts.min_p)
-    first, count = len(text) - len(scores), len(scores)
-    texts = [text[: first + i] for i in range(count)]
-    return cut_by_text(scores, texts, [True] * count, [cuts.n] * count, cuts.edges, cuts.number)
+    asked = [cuts.whole_words] * count
+    return cut_by_text(scores, texts, asked, lengths, cuts.edges, cuts.number)
 
 
 def repeating_tokens(text: list[int], n: int, number: int | None = None) -> set[int]:

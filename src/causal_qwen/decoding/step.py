@@ -1,8 +1,8 @@
 """Step: the scores of the last position -> the token of every row. Every engine decides here.
 
-    loc_S -> candidates: min-p, whole words, no repeats      who may be chosen
-          -> + W (noise), of the candidates alone            what the individual adds
-          -> the rule of the mode                            the token
+    loc_S -> candidates: no loops, min-p, whole words, no repeats      who may be chosen
+          -> + W (noise), of the candidates alone                      what the individual adds
+          -> the rule of the mode                                      the token
 
 Scores are NumPy's or torch's. What an engine applies before (penalties, top-k, top-p) has -inf
 where a token is no candidate.
@@ -18,6 +18,7 @@ from causal_qwen.decoding.candidates import (
     Array,
     array_namespace,
     cut_by_text,
+    end_loops,
     few_candidates,
     keep_min_p,
     move_candidates,
@@ -81,6 +82,8 @@ def candidates(
     """Who may be chosen: K tokens with their scores if they are few, or None and all scores, -inf
     for the others. (B, V) -> (K,), (B, K) or None, (B, V)"""
     xp, tokens = array_namespace(scores), None
+    if any(rules.avoid_repeats):
+        scores = end_loops(scores, texts, rules.avoid_repeats, law.word_edges)
     if rules.min_p:
         if xp.any(xp.isnan(xp.max(scores, axis=-1))):
             raise ValueError(NO_CHOICE)

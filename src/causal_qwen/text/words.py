@@ -2,9 +2,11 @@
 
     CONTINUES   the token begins with a letter: after a letter, it continues the word
     OPEN        it ends with a letter or an apostrophe: a letter would continue the word
+    PART        it holds a part of a character, as tokens of emoji do
+    LETTER      it has a letter of any script
 
-Letters are those of scripts that put spaces between words, with the marks on them. Special tokens
-and tokens that hold a part of a character have neither bit.
+The letters of words are those of scripts that put spaces between them, with the marks on them.
+Special tokens have no bit.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from causal_qwen.options import CONTINUES, OPEN
+from causal_qwen.options import CONTINUES, LETTER, OPEN, PART
 from causal_qwen.text.segmentation import INCOMPLETE
 
 APOSTROPHES = "'\u2019"
@@ -46,9 +48,10 @@ def word_edges(tokenizer: Tokenizer, size: int) -> NDArray[np.uint8]:
 def edges_of(piece: str) -> int:
     """The bits of one token's text."""
     if not piece or INCOMPLETE in piece:
-        return 0
+        return PART * bool(piece)
     is_open = is_letter(piece[-1]) or piece[-1] in APOSTROPHES
-    return CONTINUES * is_letter(piece[0]) + OPEN * is_open
+    has_letter = any(map(str.isalpha, piece))
+    return CONTINUES * is_letter(piece[0]) + OPEN * is_open + LETTER * has_letter
 
 
 def is_letter(character: str) -> bool:
