@@ -15,6 +15,7 @@ from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
 REPORTING = ("device", "separator", "encoding", "decimal")  # settings of a regressor's
 
+HEAD_RATE = 1e-5  # of the causal heads beside LoRA: at its rate, scales run away in a few steps
 OF_RUN = ("max_length", "patience", "compat_weight", "dtype")  # settings of `Run`
 
 
@@ -33,7 +34,7 @@ def train(
         Option(
             "--learning-rate",
             "--lr",
-            help="Default: 2e-5; 2e-4 with --lora or --train heads.",
+            help="Default: 2e-5; 2e-4 with --lora; 1e-5 with --train heads.",
             min=0.0,
         ),
     ] = None,
@@ -72,7 +73,7 @@ def train(
 
     given = opt.parse_settings(settings, {*CausalTrainingArguments.__dataclass_fields__, *OF_RUN})
     of_run = {name: given.pop(name) for name in OF_RUN if name in given}
-    default_rate = 2e-4 if lora or train == "heads" else 2e-5
+    default_rate = 2e-4 if lora else HEAD_RATE if train == "heads" else 2e-5
     arguments = {
         "max_steps": steps,
         "num_train_epochs": epochs,
@@ -88,6 +89,7 @@ def train(
         "lr_scheduler_type": "cosine",
         "bf16": has_fast_bf16(device),
         "warmup_steps": 0.05,
+        "head_learning_rate": HEAD_RATE if lora else None,
         "report_to": "none",
         **given,
     }
