@@ -1,4 +1,4 @@
-"""Token view: one token and the scores, thresholds and coordinates of U that chose it."""
+"""Token view: one token and the scores and thresholds that chose it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def loaded(make_model: Callable[..., Any], byte_tokenizer: Callable[..., Any]) -
 
 def test_token_view_equals_the_output_of_the_model(loaded: Any) -> None:
     processor, model = loaded
-    typical = token_view.measure_typical(model, processor)
     index = 5
-    found = token_view.explain_token(model, processor, TEXT, index, typical)
+    found = token_view.explain_token(model, processor, TEXT, index)
     inputs = processor(TEXT, return_tensors="pt")
     with torch.no_grad():
         output = model(**inputs)
@@ -43,43 +42,16 @@ def test_token_view_equals_the_output_of_the_model(loaded: Any) -> None:
     assert actual[0].probability == pytest.approx(float(p[k]), rel=1e-3)
     assert actual[0].threshold == pytest.approx(float(model.decision.threshold.detach()[k]))
     assert found.candidates[0].probability == pytest.approx(float(p.max()), rel=1e-3)
-    loc = output.loc_U[0, index - 1]
-    for one in found.coordinates:
-        assert one.loc == pytest.approx(float(loc[one.position]), rel=1e-3, abs=1e-4)
-    distances = [abs(one.distance) for one in found.coordinates]
-    assert distances == sorted(distances, reverse=True)
-    every = ((loc - typical.median) / typical.spread).abs()
-    assert distances[0] == pytest.approx(float(every.max()), rel=1e-3)
-
-
-def test_contributions_of_all_coordinates_sum_to_the_score_difference(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The law is linear: W_k (loc - typical) is the sum of what the coordinates add."""
-    processor, model = loaded
-    monkeypatch.setattr(token_view, "COORDINATES", model.config.causal_size)
-    typical = token_view.measure_typical(model, processor)
-    found = token_view.explain_token(model, processor, TEXT, 5, typical)
-    best = found.candidates[0]
-    loc = torch.empty(model.config.causal_size)
-    for one in found.coordinates:
-        loc[one.position] = one.loc
-    with torch.no_grad():
-        scores, ordinary = model.lm_head(loc), model.lm_head(typical.median)
-    k = int((scores - best.loc).abs().argmin())  # the best candidate, found by its score
-    pushes = sum(one.contribution for one in found.coordinates)
-    assert pushes == pytest.approx(float(scores[k] - ordinary[k]), rel=1e-3, abs=1e-3)
 
 
 def test_next_token_has_a_view_and_the_first_token_has_none(loaded: Any) -> None:
     processor, model = loaded
-    typical = token_view.measure_typical(model, processor)
     count = len(token_view.split_tokens(model, processor, TEXT))
-    assert token_view.explain_token(model, processor, TEXT, count, typical).actual is None
+    assert token_view.explain_token(model, processor, TEXT, count).actual is None
     with pytest.raises(ValueError, match="first token"):
-        token_view.explain_token(model, processor, TEXT, 0, typical)
+        token_view.explain_token(model, processor, TEXT, 0)
     with pytest.raises(ValueError, match="outside a text"):
-        token_view.explain_token(model, processor, TEXT, count + 1, typical)
+        token_view.explain_token(model, processor, TEXT, count + 1)
 
 
 def test_bytes_of_a_character_are_shown_together(loaded: Any) -> None:

@@ -1,8 +1,6 @@
-"""Token view: one token -> the scores, thresholds and probabilities that chose it, and U.
+"""Token view: one token -> the scores, thresholds and probabilities that chose it.
 
-Everything is read from the model's output *before* the token. A coordinate of U is unusual when
-its location is far from its median over ordinary text, counted in interquartile ranges. The law is
-linear, so a coordinate adds exactly W_kc (loc_c - median_c) to the score of token k.
+Everything is read from the model's output *before* the token.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from causal_qwen.analysis.shares import People
 from causal_qwen.analysis.token_sequence import (
@@ -20,16 +17,12 @@ from causal_qwen.analysis.token_sequence import (
     read_tokens,
     shares_at,
 )
-from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.numpy_engine.calibration import TEXTS
 
 CANDIDATES = 8
-COORDINATES = 8
 PEOPLE = 1000
 LEVEL = 0.9
-PARTS = ("candidates", "coordinates")
 
 
 class Candidate(NamedTuple):
@@ -47,24 +40,6 @@ class Candidate(NamedTuple):
     probability: float  # P_k = P(S > C_k + h)
 
 
-class Coordinate(NamedTuple):
-    """A coordinate of U, and its contribution to the score of the first candidate."""
-
-    position: int  # in U
-    loc: float
-    typical: float
-    distance: float  # from typical, in interquartile ranges
-    scale: float
-    contribution: float
-
-
-class TypicalU(NamedTuple):
-    """The locations of U in ordinary text, (C,) each."""
-
-    median: Tensor
-    spread: Tensor  # interquartile range
-
-
 class TokenView(NamedTuple):
     """One decision."""
 
@@ -73,26 +48,11 @@ class TokenView(NamedTuple):
     candidates: list[Candidate]  # by P_k; the actual token is among them
     total: float  # sum of P_k over the whole vocabulary
     vocabulary: int
-    coordinates: list[Coordinate]  # the most unusual first
     level: float = LEVEL  # of the candidates' intervals
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        parts = {name: [one._asdict() for one in getattr(self, name)] for name in PARTS}
-        return {**self._asdict(), **parts}
-
-
-@torch.no_grad()
-def measure_typical(model: CausalModel, processor: Processor) -> TypicalU:
-    """Quartiles of loc_U over every position of a few built-in texts."""
-    rows = []
-    for text in TEXTS:
-        inputs = read_tokens(model, text, processor).batch(model)
-        output = model(**inputs, skip_logits=True, use_cache=False)
-        rows.append(output.loc_U[0].float().cpu())
-    loc = torch.cat(rows)  # (positions, C)
-    low, median, high = loc.quantile(torch.tensor([0.25, 0.5, 0.75]), dim=0)
-    return TypicalU(median, (high - low).clamp_min(torch.finfo(torch.float32).tiny))
+        return {**self._asdict(), "candidates": [one._asdict() for one in self.candidates]}
 
 
 def split_tokens(model: CausalModel, processor: Processor, text: str) -> list[str]:
@@ -100,9 +60,7 @@ def split_tokens(model: CausalModel, processor: Processor, text: str) -> list[st
 
 
 @torch.no_grad()
-def explain_token(
-    model: CausalModel, processor: Processor, text: str, index: int, typical: TypicalU
-) -> TokenView:
+def explain_token(model: CausalModel, processor: Processor, text: str, index: int) -> TokenView:
     """How the token at `index` was chosen; at the end of the text, how the next one would be."""
     sequence = read_tokens(model, text, processor)
     count = len(sequence.ids)
@@ -135,24 +93,8 @@ def explain_token(
         ],
         total=float(p.sum()),
         vocabulary=len(p),
-        coordinates=_most_unusual(model, output, typical, best[0]),
     )
 
 
 def _one_token(token: int) -> TokenSequence:
     return TokenSequence(torch.tensor([token]), torch.zeros(1, dtype=torch.float64))
-
-
-def _most_unusual(
-    model: CausalModel, output: Any, typical: TypicalU, token: int
-) -> list[Coordinate]:
-    loc, scale = (x[0, -1].float().cpu() for x in output.u_dist)  # (C,)
-    moved = loc - typical.median
-    distance = moved / typical.spread
-    weight = (
-        whole(model.lm_head, "weight")[token].detach().float().cpu() / model.config.logit_divisor
-    )
-    contribution = weight * moved
-    best = distance.abs().topk(min(COORDINATES, len(loc))).indices.tolist()
-    columns = (loc, typical.median, distance, scale, contribution)
-    return [Coordinate(c, *(float(x[c]) for x in columns)) for c in best]

@@ -120,7 +120,7 @@ def token_buttons(tokens: Sequence[str], pressed: int | None = None) -> str:
 
 
 def token_view(view: TokenView) -> str:
-    """Scores, thresholds and probabilities of the best candidates; the most unusual parts of U."""
+    """Scores, thresholds and probabilities of the best candidates."""
     actual = "the next token" if view.actual is None else f"“{_visible(view.actual)}”"
     scores = [
         [
@@ -130,28 +130,16 @@ def token_view(view: TokenView) -> str:
         ]
         for x in view.candidates
     ]
-    coordinates = [
-        [
-            *(x.position, f"{x.loc:.2f}", f"{x.typical:.2f}", f"{x.distance:+.1f}"),
-            *(f"{x.scale:.1e}", f"{x.contribution:+.2f}"),
-        ]
-        for x in view.coordinates
-    ]
     chosen = next((row for row, x in enumerate(view.candidates) if x.is_actual), None)
-    score_heads = ("token", "share", "softmax", "P_k", "loc S", "threshold")
-    heads = ("c", "loc U", "typical", "distance", "scale U", "adds")
+    heads = ("token", "share", "softmax", "P_k", "loc S", "threshold")
     return _page(
         f"<p>How <b>{_escape(actual)}</b> was chosen after "
         f"<b>“{_escape(_visible(view.before))}”</b>: token k has the score S<sub>k</sub> ~ "
         "Cauchy(loc, scale). share: how many of 1,000 individuals choose it. softmax: its "
         "probability among all tokens; P<sub>k</sub> = "
         "P(S<sub>k</sub> &gt; threshold), on its own, is how surely it passes its threshold.</p>"
-        f"{_table(score_heads, scores, chosen)}"
+        f"{_table(heads, scores, chosen)}"
         f"<p class='sum'>ΣP = <b>{view.total:.3f}</b> over {view.vocabulary:,} tokens.</p>"
-        f"<p><b>The most unusual coordinates of U</b></p>{_table(heads, coordinates)}"
-        "<p class='note'>c: the coordinate. distance: from the median over ordinary text, in "
-        "interquartile ranges. adds: its contribution to the score of "
-        f"“{_escape(_visible(view.candidates[0].token))}”.</p>"
     )
 
 

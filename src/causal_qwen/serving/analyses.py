@@ -397,8 +397,5 @@ def tokens(service: Served, body: TokensRequest) -> dict[str, Any]:
     model, processor = backend.model, backend.processor
     found: dict[str, Any] = {"tokens": token_view.split_tokens(model, processor, body.input)}
     if body.index is not None:
-        if service.typical is None:
-            service.typical = token_view.measure_typical(model, processor)
-        view = token_view.explain_token(model, processor, body.input, body.index, service.typical)
-        found["view"] = view.to_dict()
+        found["view"] = token_view.explain_token(model, processor, body.input, body.index).to_dict()
     return {"object": "tokens", **found}

@@ -36,7 +36,6 @@ class Service:
         self.regressors = regressors or {}  # directories, or what fits one
         self.opened: dict[str, Any] = {}  # regressors that have been used
         self.panel: Any = None  # the last one, with what was asked for
-        self.typical: Any = None  # U in ordinary text, measured at its first use
         self._side = ThreadPoolExecutor(1, thread_name_prefix="analysis")
         self._side_jobs = 0
 
