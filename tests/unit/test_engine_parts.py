@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +28,7 @@ from transformers.models.qwen2 import modeling_qwen2 as hf
 
 from causal_qwen.decoding.decision import choose
 from causal_qwen.numpy_engine import fast
-from causal_qwen.numpy_engine.fast import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Matrix, project
+from causal_qwen.numpy_engine.fast import ROWS_PER_SUM, Matrix, project
 from causal_qwen.numpy_engine.qwen2 import (
     Qwen2Config,
     RotaryEmbedding,
@@ -113,7 +111,7 @@ def test_damaged_header_raises_and_names_the_file(header: bytes, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, bfloat16])
 @pytest.mark.parametrize("columns", [32, 33, 1900])  # an odd number; a sum taken in parts
-@pytest.mark.parametrize("count", [1, 3, MAX_VECTORS + 1, MAX_BATCH + 1])
+@pytest.mark.parametrize("count", [1, 3, 9])
 def test_products_of_stored_weights_are_right(kind: Any, columns: int, count: int) -> None:
     weight, x = random(ROWS_PER_SUM + 37, columns), random(count, columns, seed=1)
     stored = weight.astype(kind)
@@ -132,9 +130,8 @@ def test_products_of_stored_weights_are_right(kind: Any, columns: int, count: in
 @pytest.mark.parametrize("kind", [np.float32, np.float16, bfloat16])
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("late", [0, 1000, 10**9])
 def test_products_do_not_depend_on_the_number_of_threads(
-    late: int, workers: int, count: int, kind: Any, monkeypatch: pytest.MonkeyPatch
+    workers: int, count: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = [random(size, 16, seed=size) for size in (1, 7, ROWS_PER_SUM + 5)]
     matrices = [Matrix(w.astype(kind)) for w in weights]
@@ -142,7 +139,6 @@ def test_products_do_not_depend_on_the_number_of_threads(
     expected = project(x, *matrices)
     monkeypatch.setattr(fast, "THREADS", workers)
     monkeypatch.setattr(fast, "MIN_PARALLEL", 0)  # use threads for small products too
-    monkeypatch.setattr(fast, "WAKE_UP", late)
     for ours, theirs in zip(project(x, *matrices), expected, strict=True):
         assert np.allclose(ours, theirs, atol=1e-6)
 
@@ -161,49 +157,30 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     assert sorted(done) == [0, 1]
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
-def test_interrupted_run_leaves_free_workers(
-    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C, or another signal, while a worker is busy: the next tasks are done, and by nobody
-    else's worker; that one ends."""
+def test_ctrl_c_leaves_a_pool_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "THREADS", 2)
 
-    def interrupt(*_: Any) -> None:
-        raise kind
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(3):
-            fast.run([lambda: None, lambda: None])  # a worker is there
-            workers = fast._WORKERS
-            interrupt = partial(signal.setitimer, signal.ITIMER_REAL, 0.03)
-            with pytest.raises(kind):
-                fast.run([interrupt, lambda: time.sleep(0.3)])
-            assert workers.are_busy.locked()  # for whoever was about to take them
-            done: list[int] = []
-            fast.run([lambda: done.append(0), lambda: done.append(1)])  # noqa: B023
-            assert sorted(done) == [0, 1]
-            for worker in workers._all:
-                worker.join(timeout=GUARD)
-                assert not worker.is_alive()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        fast.run([interrupt, lambda: done.append(0)])
+    assert done == [0]  # nobody writes into arrays that the caller has left
+    fast.run([lambda: done.append(1), lambda: done.append(2)])
+    assert sorted(done) == [0, 1, 2]
 
 
-def test_two_callers_and_tasks_within_tasks_do_not_wait_for_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_callers_at_once_all_have_their_tasks_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "THREADS", 2)
     done: list[str] = []
 
-    def nested() -> None:
+    def caller() -> None:
         fast.run([lambda: done.append("a"), lambda: done.append("b")])
 
     with ThreadPoolExecutor(4) as pool:
-        for caller in [pool.submit(fast.run, [nested, nested]) for _ in range(20)]:
-            caller.result(timeout=GUARD)
+        for one in [pool.submit(caller) for _ in range(40)]:
+            one.result(timeout=GUARD)
     assert sorted(done) == 40 * ["a"] + 40 * ["b"]
 
 

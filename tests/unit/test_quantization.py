@@ -16,7 +16,7 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
 from causal_qwen.numpy_engine import Engine
-from causal_qwen.numpy_engine.fast import MAX_BATCH, MAX_VECTORS, Kernel, Matrix, project
+from causal_qwen.numpy_engine.fast import Kernel, Matrix, project
 from causal_qwen.numpy_engine.quantization import quantize, quantize_rows
 
 PROMPT = [5, 17, 44, 3, 96, 60, 21, 8, 33, 71]
@@ -54,7 +54,7 @@ def test_a_row_is_rounded_to_127_steps_of_its_largest_weight() -> None:
     assert np.array_equal(exact, (words * scales).astype(np.float64))  # no rounding in float32
 
 
-@pytest.mark.parametrize("count", [1, 3, MAX_VECTORS + 1, MAX_BATCH + 1])
+@pytest.mark.parametrize("count", [1, 3, 9])
 def test_products_of_int8_are_those_of_the_rounded_weights(count: int) -> None:
     matrix, wide = int8_matrix()
     x = np.random.default_rng(1).standard_normal((count, 33)).astype(np.float32)

@@ -2,7 +2,7 @@
 
 Decoding reads every weight once per token, so memory bandwidth limits its speed.
 
-    Matrix     a weight as it is stored, and its product with activations. Products of few vectors
+    Matrix     a weight as it is stored, and its product with activations. Products of one vector
                with float32 weights are left to BLAS's own threads. Weights of 16 and 8 bits are
                widened to float32 tile by tile, into a buffer that stays in cache.
     Kernel     the same by loops that numba compiles (optional): they widen in registers.
@@ -20,6 +20,7 @@ import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import pairwise
@@ -39,13 +40,9 @@ Bools = NDArray[np.bool_]
 
 _BLAS = ThreadpoolController().select(user_api="blas").lib_controllers
 THREADS: int = max((library.num_threads for library in _BLAS), default=os.cpu_count() or 1)
-CACHE_LINE = 16  # floats
 _LOCAL = threading.local()
 MIN_PARALLEL = 2**20  # multiplications from which waking other threads pays off
-WAKE_UP = 2**19  # multiplications that the first thread does while the others wake up
 TILE_SIZE = 2**20  # weights of a tile: widened, they stay in cache
-MAX_VECTORS = 4  # rows of x up to which there is one product of W for each; with more, matmul
-MAX_BATCH = 8  # rows of x up to which W is read for a few vectors, by BLAS's threads or a kernel
 TERMS_PER_SUM, ROWS_PER_SUM = 384, 512  # terms added at once, for this many rows of W: see _dot
 SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
 LOWEST = np.finfo(np.float32).min  # the score of a masked key; finite, to avoid 0/0
@@ -64,7 +61,7 @@ class Matrix:
         self.stored = np.ascontiguousarray(stored)
         self.scales = None if scales is None else widen(scales).reshape(len(stored))
         self.shape: tuple[int, int] = (stored.shape[0], stored.shape[1])
-        self.kernel: Any = None  # a `Kernel`: a compiled product with few vectors
+        self.kernel: Any = None  # a `Kernel`: a compiled product with one vector
 
     @classmethod
     def of(cls, parameters: Mapping[str, Stored], name: str) -> Matrix:
@@ -115,7 +112,7 @@ def project(x: Float32, *matrices: Matrix) -> list[Float32]:
     """W x for every W, in one round of tasks. (..., K) -> (..., N) each"""
     flat = x.reshape(-1, x.shape[-1])  # (M, K)
     outs = [np.empty((len(flat), matrix.shape[0]), np.float32) for matrix in matrices]
-    if all(_has_threads(matrix, len(flat)) for matrix in matrices):
+    if len(flat) == 1 and all(map(_has_threads, matrices)):
         for matrix, out in zip(matrices, outs, strict=True):
             _multiply(matrix, flat, out, slice(None))
     else:
@@ -123,23 +120,21 @@ def project(x: Float32, *matrices: Matrix) -> list[Float32]:
     return [out.reshape(*x.shape[:-1], out.shape[1]) for out in outs]
 
 
-def _has_threads(matrix: Matrix, vectors: int) -> bool:
-    """Whether BLAS or the kernel divides a product with so many vectors among threads of its own.
+def _has_threads(matrix: Matrix) -> bool:
+    """Whether BLAS or the kernel divides a product with one vector among threads of its own.
 
-    Those spin between two products; ours sleep at a lock, and to wake one takes 0.1 to 0.4 ms.
+    Those spin between two products; ours sleep, and to wake one takes 0.1 to 0.4 ms.
     """
     if matrix.stored.dtype == np.float32:
-        return vectors <= MAX_BATCH
-    is_compiled = matrix.kernel is not None and vectors <= MAX_VECTORS
-    return is_compiled and bool(matrix.kernel.has_threads)
+        return True
+    return matrix.kernel is not None and bool(matrix.kernel.has_threads)
 
 
 def _divide(matrices: Sequence[Matrix], x: Float32, outs: Sequence[Float32]) -> None:
     """Every W x, its rows divided among our threads. (M, K) -> outs (M, N)"""
     size = len(x) * sum(matrix.stored.size for matrix in matrices)
     parts = THREADS if size >= MIN_PARALLEL else 1
-    lead = WAKE_UP // max(x.size * len(matrices), 1)  # rows
-    rows = [shares(matrix.shape[0], parts, lead) for matrix in matrices]
+    rows = [shares(matrix.shape[0], parts) for matrix in matrices]
 
     def work(part: int) -> None:
         for matrix, out, shares in zip(matrices, outs, rows, strict=True):
@@ -153,9 +148,9 @@ def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
     if matrix.stored.dtype == np.float32:
         _product(matrix.stored[rows], x, out[:, rows])
         return
-    if matrix.kernel is not None and len(x) <= MAX_VECTORS:
+    if matrix.kernel is not None and len(x) == 1:
         scales = None if matrix.scales is None else matrix.scales[rows]
-        matrix.kernel(matrix.stored[rows], scales, x, out[:, rows])
+        matrix.kernel(matrix.stored[rows], scales, x[0], out[0, rows])
         return
     for tile in tiles(rows, matrix.shape[1]):
         _product(matrix.widened(tile), x, out[:, tile])
@@ -165,15 +160,10 @@ def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
 
 def _product(weight: Float32, x: Float32, out: Float32) -> None:
     """(N, K), (M, K) -> out (M, N)"""
-    if len(x) > MAX_BATCH:
+    if len(x) == 1:
+        np.matvec(weight, x, out=out)
+    else:
         _dot(x, weight, out)
-        return
-    whole = slice(0, len(weight))
-    for tile in tiles(whole, weight.shape[1]) if len(x) > 1 else (whole,):  # read once, for all x
-        if len(x) > MAX_VECTORS:
-            out[:, tile] = (weight[tile] @ x.T).T
-        else:
-            np.matvec(weight[tile], x, out=out[:, tile])
 
 
 def _dot(x: Float32, weight: Float32, out: Float32) -> None:
@@ -216,14 +206,11 @@ class Kernel:
         self.has_threads = has_threads  # divides the rows itself
 
     def __call__(self, weights: Stored, scales: Float32 | None, x: Float32, out: Float32) -> None:
-        """(N, K), (N,) or None, (M, K) -> out (M, N)"""
-        near = scratch(*x.shape)  # at a cache line: no load of it takes two
-        np.copyto(near, x)
-        for vector, products in zip(near, out, strict=True):
-            if scales is None:
-                self.one_bfloat16(weights.view(np.uint16), vector, products)
-            else:
-                self.one(weights, scales, vector, products)
+        """(N, K), (N,) or None, (K,) -> out (N,)"""
+        if scales is None:
+            self.one_bfloat16(weights.view(np.uint16), x, out)
+        else:
+            self.one(weights, scales, x, out)
 
 
 @cache
@@ -375,162 +362,64 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
 # ---------------------------------------------------------------- threads
 
 
-class _Worker(threading.Thread):
-    """A thread that waits for its next task at a lock.
-
-    A layer hands over four short tasks; an executor, with its queue and futures, would cost a third
-    of the time of a token.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(name="causal-qwen-engine", daemon=True)
-        self._begin, self._end = threading.Lock(), threading.Lock()
-        self._begin.acquire()
-        self._end.acquire()
-        self._task: Task | None = None
-        self._error: BaseException | None = None
-        self._is_dismissed = False
-        self.start()
-
-    def run(self) -> None:
-        while self._begin.acquire() and not self._is_dismissed:
-            try:
-                assert self._task is not None
-                self._task()
-            except BaseException as error:
-                self._error = error
-            self._task = None  # release its arrays
-            self._end.release()
-
-    def begin(self, task: Task) -> None:
-        self._task = task
-        self._begin.release()
-
-    def end(self) -> BaseException | None:
-        """Wait for the task; return its error, if any."""
-        self._end.acquire()
-        error, self._error = self._error, None
-        return error
-
-    def dismiss(self) -> None:
-        """End the thread after its current task. Do not call `end` afterwards."""
-        self._is_dismissed = True
-        if self._begin.locked():  # else it is about to run
-            self._begin.release()
-
-
-class _Workers:
-    """All workers, for one caller at a time."""
-
-    def __init__(self) -> None:
-        self.are_busy = threading.Lock()
-        self._all: list[_Worker] = []
-
-    def start(self, tasks: Sequence[Task]) -> list[_Worker]:
-        """Start every task in a worker of its own."""
-        self._all += [_Worker() for _ in tasks[len(self._all) :]]
-        workers = self._all[: len(tasks)]
-        for worker, task in zip(workers, tasks, strict=True):
-            worker.begin(task)
-        return workers
-
-    def dismiss(self) -> None:
-        for worker in self._all:
-            worker.dismiss()
-
-
-_WORKERS = _Workers()
-
-
-def _forget_workers() -> None:
-    global _WORKERS
-    _WORKERS = _Workers()
+_POOL: ThreadPoolExecutor | None = None
 
 
 def run(tasks: Sequence[Task]) -> None:
-    """Run all tasks: the first in this thread, the others in workers.
-
-    If another caller has the workers, all tasks run in this thread, without waiting.
-    """
-    if len(tasks) == 1 or THREADS == 1 or not _run_parallel(tasks):
+    """Run all tasks, which run none themselves: the first in this thread, the others in a pool."""
+    global _POOL
+    if len(tasks) == 1 or THREADS == 1:
         for task in tasks:
             task()
+        return
+    _POOL = _POOL or ThreadPoolExecutor(THREADS - 1, "causal-qwen-engine")
+    with blas_alone():
+        others = [_POOL.submit(task) for task in tasks[1:]]
+        try:
+            tasks[0]()
+        finally:
+            wait(others)
+        for other in others:
+            other.result()  # raises its error
 
 
-def _run_parallel(tasks: Sequence[Task]) -> bool:
-    """Run all tasks with the workers, or none (False) if another caller has them."""
-    workers, is_ours, is_over = _WORKERS, False, False
-    try:
-        is_ours = workers.are_busy.acquire(blocking=False)
-        if not is_ours:
-            is_over = True
-            return False
-        with blas_alone():
-            others = workers.start(tasks[1:])
-            try:
-                tasks[0]()
-            finally:
-                errors = [other.end() for other in others]
-                workers.are_busy.release()
-                is_over = True
-    finally:
-        if not is_over:  # Ctrl-C or a signal handler's exception, anywhere above: the workers may
-            _forget_workers()  # still be running, so they are not reused; their lock stays taken
-            if is_ours:
-                workers.dismiss()
-    for error in filter(None, errors):
-        raise error
-    return True
-
-
-def shares(size: int, parts: int | None = None, lead: int = 0) -> list[slice]:
-    """Split range(size) into nearly equal parts, one per thread.
-
-    The first part is longer by `lead`: it starts at once, while other threads wake up.
-    """
+def shares(size: int, parts: int | None = None) -> list[slice]:
+    """Split range(size) into nearly equal parts, one per thread."""
     parts = THREADS if parts is None else parts
-    lead = min(lead, size) if parts > 1 else 0
-    edges = [lead + (size - lead) * part // parts for part in range(parts + 1)]
-    edges[0] = 0
+    edges = [size * part // parts for part in range(parts + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
 def scratch(rows: int, columns: int) -> NDArray[np.float32]:
-    """A (rows, columns) buffer of this thread; its memory is reused and stays in cache.
-
-    It begins at a cache line; NumPy's own arrays begin 16 bytes after one.
-    """
+    """A (rows, columns) buffer of this thread; its memory is reused and stays in cache."""
     kept: NDArray[np.float32] | None = getattr(_LOCAL, "scratch", None)
     if kept is None or kept.size < rows * columns:
-        room = np.empty(rows * columns + CACHE_LINE, np.float32)
-        start = -(room.ctypes.data // room.itemsize) % CACHE_LINE
-        kept = _LOCAL.scratch = room[start : start + rows * columns]
+        kept = _LOCAL.scratch = np.empty(rows * columns, np.float32)
     return kept[: rows * columns].reshape(rows, columns)
 
 
 class _BlasLimit:
-    """The callers that limit BLAS to one thread, and its thread counts before the first."""
+    """How many callers limit BLAS to one thread, and its thread counts before the first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.callers: set[object] = set()
+        self.callers = 0
         self.given: list[int] = []  # per library
 
-    def enter(self, caller: object) -> None:
+    def enter(self) -> None:
         with self.lock:
             if not self.callers:
                 self.given = [library.num_threads for library in _BLAS]
-            self.callers.add(caller)
-            if len(self.callers) == 1:
-                self._set([1] * len(_BLAS))
+                self.set([1] * len(_BLAS))
+            self.callers += 1
 
-    def leave(self, caller: object) -> None:
+    def leave(self) -> None:
         with self.lock:
-            if self.callers == {caller}:
-                self._set(self.given)
-            self.callers.discard(caller)
+            self.callers -= 1
+            if not self.callers:
+                self.set(self.given)
 
-    def _set(self, counts: list[int]) -> None:
+    def set(self, counts: list[int]) -> None:
         for library, count in zip(_BLAS, counts, strict=True):
             # threadpoolctl accepts calls from one thread only; the lock above makes others safe
             set_count = getattr(library, "_real_set_num_threads", library.set_num_threads)
@@ -543,21 +432,19 @@ _BLAS_LIMIT = _BlasLimit()
 @contextmanager
 def blas_alone() -> Iterator[None]:
     """Limit BLAS to one thread; the last caller to leave restores the counts."""
-    caller = object()
+    _BLAS_LIMIT.enter()
     try:
-        _BLAS_LIMIT.enter(caller)
         yield
     finally:
-        _BLAS_LIMIT.leave(caller)
+        _BLAS_LIMIT.leave()
 
 
 def _reset_after_fork() -> None:
-    """A forked process has neither the workers nor the callers' limits."""
-    global _BLAS_LIMIT
-    _forget_workers()
-    before, _BLAS_LIMIT = _BLAS_LIMIT, _BlasLimit()
+    """A forked process has neither the pool's threads nor the callers' limits."""
+    global _BLAS_LIMIT, _POOL
+    before, _BLAS_LIMIT, _POOL = _BLAS_LIMIT, _BlasLimit(), None
     if before.callers:
-        before._set(before.given)
+        before.set(before.given)
 
 
 if hasattr(os, "register_at_fork"):

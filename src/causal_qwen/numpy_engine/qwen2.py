@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike, NDArray
 from causal_qwen.decoding.settings import context_length
 from causal_qwen.numpy_engine.fast import (
     LOWEST,
-    MAX_BATCH,
     Kernel,
     Matrix,
     attend,
@@ -375,8 +374,7 @@ class Qwen2:
 
     def limit_blas(self, positions: int) -> AbstractContextManager[None]:
         """BLAS has one thread while others divide the work: see `Matrix`."""
-        is_blas_enough = self.is_float32 and positions <= MAX_BATCH
-        return nullcontext() if is_blas_enough else blas_alone()
+        return nullcontext() if self.is_float32 and positions == 1 else blas_alone()
 
     def embed(self, ids: Ints) -> Float32:
         """(B, T) -> (B, T, H)"""
