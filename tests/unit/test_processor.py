@@ -216,12 +216,6 @@ def test_truncation_cuts_ids_and_values_together(
             [[1, 1, 1, 0], [1, 1, 0, 0]],
         ),
         (
-            {"padding": "longest", "pad_to_multiple_of": 4, "padding_side": "left"},
-            ["_a #", "__xy"],
-            [[0, 0, 0, 5], [0, 0, 0, 0]],
-            [[0, 1, 1, 1], [0, 0, 1, 1]],
-        ),
-        (
             {"padding": "max_length", "truncation": True, "max_length": 2},
             ["a ", "xy"],
             [[0, 0], [0, 0]],
@@ -247,7 +241,6 @@ def test_padding_fills_ids_values_and_mask_together(
         {},
         {"padding": True},
         {"padding": "max_length", "max_length": 9},
-        {"padding": True, "pad_to_multiple_of": 8},
         {"truncation": True, "max_length": 4},
         {"max_length": 4},
         {"truncation": True, "max_length": 2, "padding": True},

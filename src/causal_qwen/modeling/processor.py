@@ -81,12 +81,10 @@ class CausalQwenProcessor(ProcessorMixin):
         return_tensors: str | None = None,
         padding: bool | str | None = None,
         padding_side: str | None = None,
-        pad_to_multiple_of: int | None = None,
         truncation: bool | str | None = None,
         max_length: int | None = None,
         add_special_tokens: bool = True,
         return_offsets_mapping: bool = False,
-        return_attention_mask: bool = True,
         **other: Any,
     ) -> BatchEncoding:
         """Texts -> ids and values, cut and padded together.
@@ -111,11 +109,9 @@ class CausalQwenProcessor(ProcessorMixin):
         rows = [self._encode(item, encode_numbers, add_special_tokens, limit) for item in texts]
         if padding is None:
             padding = return_tensors is not None
-        columns = self._pad(rows, padding, padding_side, pad_to_multiple_of, longest)
+        columns = self._pad(rows, padding, padding_side, longest)
         if not return_offsets_mapping:
             del columns["offset_mapping"]
-        if not return_attention_mask:
-            del columns["attention_mask"]
         if return_tensors is not None:
             return BatchEncoding(_tensors(columns, return_tensors))
         if isinstance(text, str):
@@ -214,14 +210,11 @@ class CausalQwenProcessor(ProcessorMixin):
         rows: list[list[Token]],
         padding: bool | str,
         side: str | None,
-        multiple: int | None,
         longest: int | None,
     ) -> dict[str, list[list[Any]]]:
         width = max(map(len, rows), default=0)
         if padding == "max_length":
             width = max(width, longest or 0)
-        if multiple:
-            width = -(-width // multiple) * multiple
         side = check_choice("padding_side", side or self.tokenizer.padding_side, SIDES)
         pad = self.tokenizer.pad_token_id
         columns: dict[str, list[list[Any]]] = {name: [] for name in COLUMNS}

@@ -83,7 +83,6 @@ class CausalTrainer(Trainer):
         self._check_shards()
         self._num_numbers: Tensor | None = None
         # Kept on the device: to read a number is to wait for it.
-        self._losses: list[tuple[int, Tensor]] = []  # (step, loss), not checked yet
         self._terms: dict[str, list[Tensor]] = {name: [] for name in TERMS}
         self._metrics: MetricAccumulator | None = None
 
@@ -133,25 +132,12 @@ class CausalTrainer(Trainer):
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         if model.training:
-            self._record(loss, outputs)
+            for name, (key, _) in TERMS.items():
+                self._terms[name].append(outputs[key].detach())
         return (loss, outputs) if return_outputs else loss
-
-    def _record(self, loss: Tensor, outputs: Any) -> None:
-        self._losses.append((self.state.global_step + 1, loss.detach()))
-        for name, (key, _) in TERMS.items():
-            self._terms[name].append(outputs[key].detach())
-
-    def _check_losses(self) -> None:
-        """Stop at a loss that is not finite: at the next log or checkpoint, by its own step."""
-        losses, self._losses = self._losses, []
-        values = torch.stack([loss for _, loss in losses]).tolist() if losses else []
-        for (step, _), value in zip(losses, values, strict=True):
-            if not math.isfinite(value):
-                self._diverge(f"loss={value} at step {step}")
 
     def _check_weights(self) -> None:
         """Refuse to save NaN: a finite loss can have a gradient that is not."""
-        self._check_losses()
         for name, parameter in self.causal_model.named_parameters():
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # FSDP
             if not local.isfinite().all():
@@ -166,15 +152,17 @@ class CausalTrainer(Trainer):
         )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the loss terms: summed over processes and accumulated batches, mean over steps."""
-        self._check_losses()
+        """Add the loss terms: summed over processes and accumulated batches, mean over steps. Stop
+        if they are not finite."""
         if "loss" in logs and (parts := len(self._terms["cls_loss_mean"])):
             steps = parts / self.args.gradient_accumulation_steps
             sums = torch.stack([torch.stack(terms).sum() for terms in self._terms.values()])
             means = self.accelerator.reduce(sums / steps, reduction="sum").tolist()
             weights = [getattr(self.causal_model.config, weight) for _, weight in TERMS.values()]
             logs |= dict(zip(TERMS, means, strict=True))
-            logs["total_loss"] = sum(w * x for w, x in zip(weights, means, strict=True))
+            logs["total_loss"] = total = sum(w * x for w, x in zip(weights, means, strict=True))
+            if not math.isfinite(total):
+                self._diverge(f"loss={total} at step {self.state.global_step}")
             self._terms = {name: [] for name in TERMS}
         super().log(logs, *args, **kwargs)
 
