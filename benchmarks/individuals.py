@@ -39,6 +39,7 @@ import torch
 from _gumbel import GumbelIndividual
 from _judges import TrigramModel
 from _results import Row, interval, load, log, make_parser, parse, save, span, table
+from _stability import stability as count_violations
 from _texts import (
     LOOP,
     MIN_P,
@@ -58,7 +59,7 @@ from _texts import (
     word_distance,
 )
 
-from causal_qwen.analysis.counterfactual import counterfactual, stability_violations
+from causal_qwen.analysis.counterfactual import counterfactual
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.analysis.token_sequence import TokenSequence
 from causal_qwen.conversion.convert import default_model
@@ -514,7 +515,7 @@ def stability(
             "resampled_prefix": interval(there[:, 1]),
             "gap": interval(there[:, 0] - here[:, 0]),
             "replay": float(np.mean(is_replayed)),
-            "stability": stability_violations(*runs)._asdict(),
+            "stability": count_violations(subject.model, *runs, **more)._asdict(),
             "log_prob": float(np.mean([run.factual.log_prob.mean() for run in runs])),
         }
         log(name, results[name])

@@ -44,7 +44,6 @@ BODIES: dict[str, dict[str, Any]] = {  # valid ones, to be damaged
         "max_tokens": 2,
         "edit": {"token": 2, "by": " queen"},
     },
-    "/v1/numbers/counterfactual": {"input": {"size": 4}, "observed": 7, "edited": {"size": 5}},
     "/v1/tokens": {"input": "a king has 7 horses", "index": 3},
     "/v1/numbers": {"input": [{"size": 4.0}, {"size": 1}], "regressor": "price", "levels": [0.5]},
 }

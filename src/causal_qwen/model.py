@@ -375,7 +375,6 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
                 u,
                 labels,
                 shift_labels,
-                input_ids=input_ids,
                 values=numeric_values,
                 targets=numeric_targets,
                 fields=numeric_fields,
@@ -409,7 +408,6 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         labels: Tensor | None,
         shift_labels: Tensor | None,
         *,
-        input_ids: Tensor | None,
         values: Tensor | None,
         targets: Tensor | None,
         fields: Tensor | None,
@@ -420,8 +418,6 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
             raise ValueError("shift_labels with numeric_values need numeric_targets, shifted too.")
         if labels is not None and shift_labels is None:
             shift_labels = shift_left(labels, IGNORE)
-            if targets is None and values is not None and input_ids is not None:
-                self._check_labels(input_ids, labels)
             targets = values if targets is None else targets
             targets = None if targets is None else shift_left(targets, 0.0)
             fields = shift_fields(fields)
@@ -437,17 +433,6 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
             fields=fields,
             **counts,
         )
-
-    def _check_labels(self, input_ids: Tensor, labels: Tensor) -> None:
-        """Values beside ids are targets only of labels that are these ids."""
-        k = self.config.num_token_id
-        if k is None or labels.shape != input_ids.shape or torch.compiler.is_compiling():
-            return
-        if (is_bare := (labels == k) & (input_ids != k)).any():
-            raise ValueError(
-                f"labels of row {int(is_bare.nonzero()[0, 0])} hold <NUM> without a value: "
-                "input_ids have another token there; give numeric_targets."
-            )
 
     def abduct(self, hidden_states: Tensor) -> Cauchy:
         """z (..., H) -> U (..., C)"""

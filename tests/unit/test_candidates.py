@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _stability import stability
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import LogitsProcessorList, MinPLogitsWarper
@@ -390,7 +391,8 @@ def test_each_world_has_the_candidates_of_its_own_past(make_model: Callable[...,
         same = counterfactual(model, PROMPT, who, ChangedPrompt(PROMPT), **options)
         assert same.divergence is None
         edited = ChangedPrompt(torch.tensor([[5, 17, 3, 45]]))
-        found = counterfactual(model, PROMPT, who, edited, **options).stability()
+        result = counterfactual(model, PROMPT, who, edited, **options)
+        found = stability(model, result, **options)
         assert found.violations == found.by_candidates
         violations += found.violations
     assert violations > 0

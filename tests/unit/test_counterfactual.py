@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _stability import stability
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -22,7 +23,6 @@ from causal_qwen.analysis.counterfactual import (
     ChangedToken,
     counterfactual,
     parse_edit,
-    stability_violations,
 )
 from causal_qwen.individuals import Individual, draw_noise
 
@@ -211,7 +211,7 @@ def test_changed_token_is_kept_and_the_rest_is_regenerated(model: Any, position:
     expected = speak(model, begun, 5).sequences[0].tolist()[: T + NEW]
     assert other == expected
     assert result.divergence == (position - T if position >= T else result.divergence)
-    assert result.stability().steps == NEW - (position >= T)
+    assert stability(model, result).steps == NEW - (position >= T)
 
 
 def test_changed_number_changes_the_value_and_keeps_the_token(reader: Any) -> None:
@@ -250,7 +250,7 @@ def test_edit_without_change_leaves_the_text_unchanged(model: Any, mode: str, fr
         one = Individual.draw(C, seed=seed, fresh=fresh)
         result = ask(model, ChangedPrompt(PROMPT), one, mode=mode)
         assert result.divergence is None
-        assert result.stability() == (NEW, 0, 0, 0)
+        assert stability(model, result, mode=mode) == (NEW, 0, 0, 0)
 
 
 def test_fresh_noise_follows_steps_not_positions(model: Any) -> None:
@@ -294,7 +294,7 @@ def test_with_equal_scales_no_alternative_wins_that_became_less_likely(
     one = Individual.draw(C, seed=seed, temperature=heat)
     text, other = prompts(2, seed=world)
     result = ask(even, ChangedPrompt(other), one, text=text)
-    steps, changed, violations, _ = result.stability()
+    steps, changed, violations, _ = stability(even, result)
     assert steps == NEW
     assert changed <= steps
     assert violations == 0
@@ -305,9 +305,8 @@ def test_stability_is_violated_when_scales_vary_or_candidates_are_cut(
 ) -> None:
     def count(speaker: Any, edit: Callable[[Tensor], Any], **options: Any) -> Any:
         rows = enumerate(prompts(10, seed=1))
-        return stability_violations(
-            *(ask(speaker, edit(row), seed, text=row, **options) for seed, row in rows)
-        )
+        results = (ask(speaker, edit(row), seed, text=row, **options) for seed, row in rows)
+        return stability(speaker, *results, **options)
 
     def another(row: Tensor) -> ChangedPrompt:
         return ChangedPrompt(row.flip(0))

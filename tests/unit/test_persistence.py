@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _stability import Stability, stability
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from causal_qwen.analysis.counterfactual import (
     ChangedPrompt,
-    Stability,
     counterfactual,
-    stability_violations,
 )
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.decoding.noise import NoiseGains
@@ -151,7 +150,7 @@ def test_violations_by_candidates_are_counted(make_model: Callable[..., Any]) ->
         options = {"max_new_tokens": NEW, "noise_gain": 30.0, "min_p": min_p}
         pairs = itertools.product(range(4), edits)
         runs = (counterfactual(model, PROMPT, who, edit, **options) for who, edit in pairs)
-        return stability_violations(*runs)
+        return stability(model, *runs, **options)
 
     some, none = count(0.05), count(0.0)
     assert some.violations == some.by_candidates > 0

@@ -11,31 +11,24 @@ The semantics name what both worlds share:
     disco   the individual only. u = loc_U + T kappa (scale_U t + b eps) with the same t, while
             the exogenous noise eps is redrawn in each world: an edit that changes nothing may
             still change the text, by chance.
-
-Stability: where scale_U is constant, T kappa W (scale_U t) does not depend on the context. Then an
-alternative that the edit makes relatively less likely under softmax(loc_S) cannot replace the
-factual token; `stability_violations` counts how often it does when scales vary.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from causal_qwen.analysis import rendering
 from causal_qwen.analysis.shares import People
 from causal_qwen.analysis.token_sequence import (
     TokenSequence,
-    cuts_of,
     decode_sequence,
     decode_tokens,
     is_number,
@@ -45,7 +38,6 @@ from causal_qwen.analysis.token_sequence import (
     shares_at,
     show_tokens,
 )
-from causal_qwen.decoding.candidates import Cuts, candidates_along
 from causal_qwen.decoding.settings import end_ids
 from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.modeling.cauchy import Cauchy
@@ -59,7 +51,6 @@ Array = NDArray[np.float64]
 # options of `generate` that decide who is a candidate, and how far noise reaches
 DECISIVE = ("min_p", "whole_words", "avoid_repeats", "noise_gain", "fresh_noise_gain")
 PEOPLE = 256  # whose shares are shown beside the individual's tokens
-TOLERANCE = 1e-4  # differences of scores that rounding can explain
 LEVEL = 0.9
 
 
@@ -163,19 +154,6 @@ class World:
         return {name: finite(value) for name, value in record.items()}
 
 
-class Stability(NamedTuple):
-    """Of `steps` compared choices, `changed` differ and `violations` break the property.
-
-    `by_candidates` of the violations happened because the edit changed who may be chosen: the
-    factual choice is no candidate in the other world, or the other choice is none in the factual.
-    """
-
-    steps: int
-    changed: int
-    violations: int
-    by_candidates: int
-
-
 @dataclass(frozen=True, eq=False)
 class Counterfactual:
     """Two worlds side by side: step i is the i-th generated token of each."""
@@ -189,8 +167,6 @@ class Counterfactual:
     forced: int | None  # the step that the edit itself decided
     shift_U: Array = field(repr=False)  # (steps,) how far loc_U moved: the norm of its change
     scale_ratio: Array = field(repr=False)  # (steps,) median of scale_U' / scale_U
-    odds: Array = field(repr=False)  # (steps, 2) loc_S of the factual minus the other choice
-    is_outside: NDArray[np.bool_] = field(repr=False)  # (steps,) one choice is no candidate there
 
     @property
     def divergence(self) -> int | None:
@@ -200,20 +176,6 @@ class Counterfactual:
         first = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
         lengths = len(self.factual.tokens), len(self.counterfactual.tokens)
         return min(lengths) if first is None and lengths[0] != lengths[1] else first
-
-    def stability(self, tolerance: float = TOLERANCE) -> Stability:
-        """How often an alternative won although the edit made it relatively less likely.
-
-        Each pair of steps is one comparison: contexts may differ by the edit and all it caused. A
-        step that the edit itself decided does not count.
-        """
-        steps = len(self.odds)
-        is_choice = np.arange(steps) != (-1 if self.forced is None else self.forced)
-        worlds = (self.factual, self.counterfactual)
-        is_changed = is_choice & np.not_equal(*(np.array(w.new_ids[:steps]) for w in worlds))
-        is_violation = is_changed & (self.odds[:, 1] - self.odds[:, 0] > tolerance)
-        counts = (is_choice, is_changed, is_violation, is_violation & self.is_outside)
-        return Stability(*(int(flags.sum()) for flags in counts))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON; what is not finite (the number of a word) is None."""
@@ -226,7 +188,6 @@ class Counterfactual:
             "counterfactual": self.counterfactual.to_dict(),
             "shift_U": self.shift_U.tolist(),
             "scale_ratio": self.scale_ratio.tolist(),
-            "stability": self.stability()._asdict(),
         }
         return {name: finite(value) for name, value in record.items()}
 
@@ -319,23 +280,7 @@ def counterfactual(
         individual=individual,
         is_text=processor is not None,
         forced=len(edited.ids) - 1 - other_start if len(edited.ids) > other_start else None,
-        cut=_cuts(model, individual, mode, options),
     )
-
-
-def _cuts(model: Any, individual: Any, mode: str, options: dict[str, Any]) -> Cuts:
-    """What makes the candidates of a world."""
-    if is_baseline(individual):
-        return Cuts(options.get("min_p") or 0.0)
-    asked = {name: options[name] for name in DECISIVE if name in options}
-    settings = model.resolve_settings(causal_mode=mode, individual=individual, **asked)
-    return cuts_of(model, settings)
-
-
-def stability_violations(*results: Counterfactual, tolerance: float = TOLERANCE) -> Stability:
-    """The counts of many counterfactuals together; see `Counterfactual.stability`."""
-    counts = np.reshape([result.stability(tolerance) for result in results], (-1, 4))
-    return Stability(*counts.sum(0, dtype=int).tolist())
 
 
 def _check_semantics(semantics: str, mode: str, individual: Any, exogenous: int | None) -> None:
@@ -431,36 +376,16 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
     return int(token)
 
 
-def _compare(
-    one: tuple[World, Tensor],
-    other: tuple[World, Tensor],
-    cut: Cuts,
-    **fields: Any,
-) -> Counterfactual:
-    """Two worlds with their loc_S (N, V)."""
-    (factual, loc_S), (counter, other_loc_S) = one, other
-    steps = min(len(factual.new_ids), len(counter.new_ids))
-    f, c = (Cauchy(*(x[:steps].double() for x in world.u)) for world in (factual, counter))
+def _compare(factual: World, other: World, **fields: Any) -> Counterfactual:
+    steps = min(len(factual.new_ids), len(other.new_ids))
+    f, c = (Cauchy(*(x[:steps].double() for x in world.u)) for world in (factual, other))
     ratio = (c.scale / f.scale).median(dim=-1).values if steps else torch.zeros(0)
-    pair = torch.tensor([factual.new_ids[:steps], counter.new_ids[:steps]])  # (2, steps)
-    rows = torch.arange(steps)
-    odds = [
-        (loc[rows, pair[0]] - loc[rows, pair[1]]).double()
-        for loc in (loc_S[:steps], other_loc_S[:steps])
-    ]
-    worlds = zip((one, other), pair.flip(0), strict=True)
-    is_outside = [
-        candidates_along(loc, world.sequence.ids, cut)[rows, choice] == -math.inf
-        for (world, loc), choice in worlds
-    ]
     return Counterfactual(
         factual,
-        counter,
+        other,
         **fields,
-        is_outside=(is_outside[0] | is_outside[1]).numpy(),
         shift_U=(c.loc - f.loc).norm(dim=-1).numpy(),
         scale_ratio=ratio.double().numpy(),
-        odds=torch.stack(odds, dim=-1).numpy(),
     )
 
 
@@ -471,8 +396,8 @@ def _observe_world(
     start: int,
     processor: Processor | None,
     people: People,
-) -> tuple[World, Tensor]:
-    """A text with the model's outputs before its generated tokens, and loc_S (N, V)."""
+) -> World:
+    """A text with the model's outputs before its generated tokens."""
     count, share = len(sequence.ids) - start, list[float]()
     new = TokenSequence(sequence.ids[start:], sequence.values[start:])
     number = np.full((count, 3), np.nan)
@@ -490,12 +415,10 @@ def _observe_world(
             before = sequence.ids[: start + place]
             share.append(shares_at(model, output, place, before, people).get(token, 0.0))
         u = Cauchy(output.loc_U[0].float().cpu(), output.scale_U[0].float().cpu())
-        loc_S = output.logits[0].float().cpu()
     else:
         p = log_p = torch.zeros(0)
         u = Cauchy(*[torch.zeros(0, model.config.latent_size)] * 2)
-        loc_S = torch.zeros(0, model.config.vocab_size)
-    world = World(
+    return World(
         sequence,
         start,
         prompt=decode_sequence(sequence.cut(start), processor),
@@ -508,4 +431,3 @@ def _observe_world(
         share=np.array(share),
         number=number,
     )
-    return world, loc_S

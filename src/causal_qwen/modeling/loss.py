@@ -205,8 +205,6 @@ def _encode_targets(
             )
         return None
     targets = targets.to(labels.device)
-    if can_check:
-        _check_alignment(targets != 0, is_number, labels != IGNORE)
     wide = targets.where(is_number, 0.0).double()
     target = position_space(config, fields, labels).encode(wide).float()
     if can_check and (is_bad := ~target.isfinite()).any():
@@ -215,16 +213,6 @@ def _encode_targets(
             "finite numbers (of at most 3e38 in value_space='linear')."
         )
     return target.where(is_number, 0.0).flatten()
-
-
-def _check_alignment(is_given: Tensor, is_number: Tensor, is_valid: Tensor) -> None:
-    """Raise if a row's numbers all have target 0 while its other labels have targets."""
-    is_missed = is_number.any(-1) & ~(is_given & is_number).any(-1)
-    if (is_off := is_missed & (is_given & is_valid & ~is_number).any(-1)).any():
-        raise ValueError(
-            f"numeric_targets of row {_first_row(is_off)} are 0 at its <NUM> labels and nonzero "
-            "at other labels; shift, pad and cut targets and labels together."
-        )
 
 
 def _first_row(where: Tensor) -> int:

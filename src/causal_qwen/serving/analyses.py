@@ -245,24 +245,15 @@ Several = Field(min_length=1, max_length=MAX_INPUTS)
 Shares = Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(max_length=20)]
 
 
-class RegressorRequest(Body):
+class NumbersRequest(Body):
     model: str | None = about("The id of the served model.")
     regressor: str | None = about("The name of a regressor; the only one if left out.")
     target: str | None = about("The target of a regressor with several.")
-
-
-class NumbersRequest(RegressorRequest):
     input: Name | Row | Annotated[list[Name], Several] | Annotated[list[Row], Several] = about(
         "A text or a row (an object), or a list of them.", ...
     )
     levels: Shares = about("Levels of the intervals.", [LEVEL])
     quantiles: Shares = about("Probabilities of quantiles, such as [0.1, 0.5].", [])
-
-
-class WhatIfRequest(RegressorRequest):
-    input: Name | Row = about("A text or a row.", ...)
-    observed: Number = about("The number that was seen after it.", ...)
-    edited: Name | Row = about("The text or the row after the edit.", ...)
 
 
 @router.post("/v1/numbers")
@@ -331,31 +322,6 @@ def _regressor_name(service: Service, name: str | None) -> str | None:
         known = ", ".join(service.regressors) or "none (start it with --regressor)"
         raise RequestError(f"There is no regressor {name!r}; this server has {known}.", None, 404)
     return name
-
-
-@router.post("/v1/numbers/counterfactual")
-@in_turn
-def number_counterfactual(service: Served, body: WhatIfRequest) -> dict[str, Any]:
-    """What an observed number would have been after an edit."""
-    from causal_qwen.tables.frames import TEXT
-
-    before, after = body.input, body.edited
-    if isinstance(before, str) != isinstance(after, str) or before == after:
-        raise RequestError("edited must be another text, or another row, as input is.", "edited")
-    if (name := _regressor_name(service, body.regressor)) is None:
-        raise RequestError("The model's own head keeps no individual; name a regressor.")
-    regressor = open_regressor(service, name)
-    target = regressor.target_name(body.target)
-    row: Any = before
-    changes: dict[str, Any] = {TEXT: after}
-    if isinstance(before, dict) and isinstance(after, dict):
-        row = dict.fromkeys(regressor.columns_ or ()) | before
-        changes = {one: cell for one, cell in after.items() if cell != row.get(one)}
-    elif regressor.columns_ is not None:
-        raise RequestError("This regressor reads columns, not sentences; send rows.", "input")
-    found = regressor.counterfactual(row, body.observed, changes, target=target)
-    shown = {one: getattr(found, one) for one in ("factual", "median", "low", "high", "level")}
-    return {"object": "number.counterfactual", "regressor": name, **shown}
 
 
 def open_regressor(service: Service, name: str) -> Any:

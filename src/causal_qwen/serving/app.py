@@ -1,7 +1,7 @@
 """App: the routes of the server, as an ASGI application.
 
     POST  /v1/chat/completions  /v1/completions  /v1/counterfactuals  /v1/tokens
-    POST  /v1/numbers  /v1/numbers/counterfactual  /v1/shares  /v1/panel
+    POST  /v1/numbers  /v1/shares  /v1/panel
     GET   /v1/models  /health  /metrics  /docs
 
 Errors are answered in OpenAI's form, with one sentence. A client that disconnects stops its texts.
