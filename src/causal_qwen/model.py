@@ -153,25 +153,6 @@ class CausalBackbone(CausalInitMixin):
     embed_tokens: nn.Embedding
     training: bool
 
-    @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Load the backbone of a checkpoint; a missing tensor is an error."""
-        from causal_qwen.conversion.convert import load_backbone
-
-        return load_backbone(
-            cls,
-            super().from_pretrained,  # type: ignore[misc]
-            pretrained_model_name_or_path,
-            *args,
-            **kwargs,
-        )
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing: Hugging Face would copy our modules into every directory that is saved."""
-
     def post_init(self) -> None:
         # XModel.__init__ ends here and initialises whatever parameters exist by then
         direction = initial_direction(self.config.hidden_size).to(torch.empty(0).device)

@@ -123,13 +123,10 @@ def test_head_that_differs_from_the_embeddings_it_is_tied_to_is_read(
     assert np.allclose(numpy, theirs[0].numpy(), atol=1e-4)
 
 
-def test_backbone_alone_is_loaded_whole_or_refused(places: dict[str, Path]) -> None:
+def test_backbone_alone_is_loaded(places: dict[str, Path]) -> None:
     whole = CausalQwenForCausalLM.from_pretrained(places["causal"]).model.state_dict()
     backbone = AutoModel.from_pretrained(places["causal"])
     assert all(torch.equal(tensor, whole[name]) for name, tensor in backbone.state_dict().items())
-    rewrite(places["causal"], lambda tensors: tensors.pop("model.norm.weight"))
-    with pytest.raises(ValueError, match=r"lacks (model\.)?norm\.weight"):
-        AutoModel.from_pretrained(places["causal"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from causal_qwen.conversion.checkpoint_io import (
 )
 from causal_qwen.families import Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
-from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
+from causal_qwen.model import CausalChain, CausalQwenForCausalLM
 from causal_qwen.modeling.action import head_weight
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
@@ -250,13 +249,12 @@ def class_for(cls: Any, family: Family) -> Any:
     own = cls.config_class.family
     if own == family:
         return cls
-    place = 1 if issubclass(cls, CausalBackbone) else 2
-    if cls is not classes_of(own)[place]:
+    if cls is not classes_of(own)[2]:
         raise ValueError(
             f"{cls.__name__} is a subclass for {own.base!r}, and the model's architecture is "
-            f"{family.base!r}; subclass {family.names[place]}."
+            f"{family.base!r}; subclass {family.names[2]}."
         )
-    return classes_of(family)[place]
+    return classes_of(family)[2]
 
 
 def load(
@@ -264,12 +262,10 @@ def load(
     from_pretrained: Callable[..., Any],
     path: str | os.PathLike[str] | None,
     *args: Any,
-    reads_heads: bool = True,
     output_loading_info: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """`from_pretrained` for our checkpoints and for plain ones; without `reads_heads`, of the
-    backbone alone.
+    """`from_pretrained` for our checkpoints and for plain ones.
 
     A plain checkpoint, or plain tensors without a path, lacks the causal parameters: those of a
     checkpoint are calibrated here. Any other missing tensor is an error.
@@ -291,21 +287,15 @@ def load(
     with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
     own = {*causal_tensors(model.config.to_dict())}
-    if not reads_heads:
-        own = {name.removeprefix("model.") for name in own}
     may_lack = is_plain or (path is None and own <= {*info["missing_keys"]})
     check_complete(info, where, own if may_lack else ())
     check_finite(model, where)
-    if reads_heads:
-        model.generation_config = adopt_generation_config(model.generation_config)
-        if is_plain and kwargs.get("config") is None:
-            _calibrate_plain(model, where, kwargs)
-        elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
-            model.action.restore_equality(head_weight(model.lm_head))
+    model.generation_config = adopt_generation_config(model.generation_config)
+    if is_plain and kwargs.get("config") is None:
+        _calibrate_plain(model, where, kwargs)
+    elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
+        model.action.restore_equality(head_weight(model.lm_head))
     return (model, info) if output_loading_info else model
-
-
-load_backbone = partial(load, reads_heads=False)
 
 
 def _calibrate_plain(model: Any, path: str, options: Mapping[str, Any]) -> None:
