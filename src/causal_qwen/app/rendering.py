@@ -16,7 +16,6 @@ import numpy as np
 from causal_qwen.analysis.rendering import to_html
 from causal_qwen.app.served import Forecast, Speaker
 from causal_qwen.panel import answer_bars
-from causal_qwen.text.numerals import encode
 
 if TYPE_CHECKING:
     from causal_qwen.analysis.token_view import TokenView
@@ -63,28 +62,6 @@ def panel(found: dict[str, Any]) -> str:
         parts += [f"<p>{words}; kappa {found['kappa']:.2f} (0 is chance).</p>"]
         parts += [_table(("individuals", "from", "to"), moved)] if moved else []
     return _page(f"<div class='scroll'>{''.join(parts)}</div>")
-
-
-def draggable_text(text: str, version: int) -> str:
-    """A text whose numbers can be dragged. `version` makes two drawings of one text differ: the
-    browser keeps what is equal, but its numbers may have been dragged since."""
-    if not text.strip():
-        return note("")
-    found, parts = encode(text), []
-    for index, (piece, surface) in enumerate(zip(found.pieces, found.surfaces, strict=False)):
-        value = repr(found.values[index])
-        parts.append(
-            f"{_escape(piece)}<span class='drag' role='slider' tabindex='0' data-index='{index}' "
-            f"aria-label='number {index + 1}, drag to change' aria-valuenow='{value}' "
-            f"data-start='{value}' data-value='{value}' data-written='{_escape(surface)}'>"
-            f"{_escape(surface)}</span>"
-        )
-    hint = "Drag a number left or right, or use the arrow keys."
-    return _page(
-        f"<p class='sentence' data-version='{version}'>{''.join(parts)}"
-        f"{_escape(found.pieces[-1])} …</p>"
-        f"<p class='note'>{hint if parts else 'This text has no number to drag.'}</p>"
-    )
 
 
 def forecast_picture(name: str, forecast: Forecast) -> str:

@@ -24,7 +24,6 @@ import numpy as np
 
 from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
-from causal_qwen.text.numerals import encode, render
 
 TEXTS, MODELS = "/v1/completions", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
@@ -37,7 +36,6 @@ IRIS_TEXT = (
     "An iris versicolor has sepals 6.1 cm long and 2.8 cm wide, and petals 1.3 cm wide. The petal "
     "length in cm is"
 )
-DIGITS = 15  # of an inserted number: enough for every value that a drag can reach
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
 FIRST = ("Ada", "Bo", "Chen")  # every visitor's first individuals
@@ -200,9 +198,3 @@ def read_row(text: str) -> dict[str, Any] | None:
         return None
     cells = {name.strip(): value.strip() for name, _, value in pairs}
     return {name: None if is_missing(cell) else read_cell(cell) for name, cell in cells.items()}
-
-
-def replace_number(text: str, index: int, value: float) -> str:
-    """The text with another value for its `index`-th number, counted from 0."""
-    start, end = encode(text).spans[index]
-    return text[:start] + render(value, DIGITS) + text[end:]

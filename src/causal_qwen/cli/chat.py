@@ -10,7 +10,6 @@ in `sampling` mode one seed draws the noise of every position. Imports no torch.
 from __future__ import annotations
 
 import contextlib
-import io
 import secrets
 import signal
 import sys
@@ -158,19 +157,13 @@ def run(conversation: Conversation, *, as_json: bool = False) -> int:
     if is_typed:
         print_note(f"{conversation.name} answers. /help lists the commands; Ctrl-D quits.")
     turn = failed = 0
-    for line in typed_lines("you> ") if is_typed else piped_lines():
+    for line in typed_lines("you> ") if is_typed else filter(None, map(str.strip, sys.stdin)):
         if line == "/quit":
             break
         is_command = line.startswith("/")
         turn += not is_command
-        shown = line.encode("utf-8", "backslashreplace").decode("utf-8")
-        asked = {"command": shown} if is_command else {"turn": turn, "prompt": shown}
+        asked = {"command": line} if is_command else {"turn": turn, "prompt": line}
         try:
-            if shown != line:
-                raise ValueError(
-                    f"The line {line[:40]!a} is not text in the encoding of stdin "
-                    f"({sys.stdin.encoding}); convert it, or set PYTHONIOENCODING."
-                )
             if is_command:
                 print_note(conversation.command(line))
                 continue
@@ -193,13 +186,6 @@ def run(conversation: Conversation, *, as_json: bool = False) -> int:
         if answer.is_stopped:
             print_note("(stopped)")
     return 0 if is_typed else failed
-
-
-def piped_lines() -> Iterator[str]:
-    """The lines of a pipe that are not empty; bytes that are no text become surrogates."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")
-    yield from filter(None, map(str.strip, sys.stdin))
 
 
 def typed_lines(label: str) -> Iterator[str]:

@@ -89,11 +89,16 @@ class UNoise(NamedTuple):
     exogenous: Any = None  # the same, on top, always scaled by b, (B, C)
 
 
-def stack_noise(noises: Sequence[UNoise]) -> UNoise:
-    """The noise of rows of different modes: what is scaled by scale_U, and what by b. (B, C)"""
+def stack_noise(noises: Sequence[UNoise | None]) -> UNoise | None:
+    """The noise of rows of different modes: what is scaled by scale_U, and what by b; 0 in rows
+    that nothing moves, None if there are no others. (B, C)"""
+    if (moved := next((one for one in noises if one is not None), None)) is None:
+        return None
+    zero = np.zeros_like(moved.values)
     own, exogenous = [], []
     for one in noises:
-        zero = np.zeros_like(one.values)
+        if one is None:
+            one = UNoise(zero)
         is_own = one.regime == "individual"
         own.append(one.values if is_own else zero)
         extra = one.exogenous if is_own else one.values
@@ -177,9 +182,4 @@ class JoinedNoise(DecodingNoise):
     def at(self, positions: Sequence[int]) -> UNoise | None:
         """The noise of calls with one row each; 0 in rows that nothing moves. (B,) -> (B, C)"""
         rows = zip(self.calls, positions, strict=True)
-        found = [call.at([position]) for call, position in rows]
-        moved = next((one for one in found if one is not None), None)
-        if moved is None:
-            return None
-        still = UNoise(np.zeros_like(moved.values))
-        return stack_noise([still if one is None else one for one in found])
+        return stack_noise([call.at([position]) for call, position in rows])

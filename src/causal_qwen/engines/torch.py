@@ -338,8 +338,7 @@ class TorchBatch:
         noises = [state.noise() for state in states]
         moved = [place for place, noise in enumerate(noises) if noise is not None]
         shift_u = shift = shift_y = None
-        if moved:
-            stacked = stack_noise([noise for noise in noises if noise is not None])
+        if (stacked := stack_noise([noises[place] for place in moved])) is not None:
             moving = Cauchy(u.loc[moved], u.scale[moved])
             shift_u, shift_y = model.displace(moving, to_tensors(stacked, u.scale))
         if shift_u is None or all(states[place].has_few_candidates for place in moved):

@@ -8,7 +8,7 @@ calibration rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,27 +48,31 @@ Served = Annotated[Service, Depends(_service)]
 router = APIRouter()
 
 
-def in_turn(analysis: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
-    """A route of an analysis, which runs beside the batch, one after another."""
+Analysis = Callable[..., dict[str, Any]]
 
-    def run(service: Service, body: Any) -> dict[str, Any]:
-        """What a request asks wrongly is its mistake."""
-        if service.backend.kind != "torch":
+
+def answered(analysis: Analysis, by_torch: bool = False) -> Callable[..., Any]:
+    """A route: between two steps of the batch or, `by_torch` alone, beside it, one after another.
+    What a request asks wrongly is its mistake."""
+
+    @wraps(analysis)
+    async def route(service: Service, body: Any) -> JSONResponse:
+        if by_torch and service.backend.kind != "torch":
             raise RequestError("This server runs without torch; it answers texts only.", None, 501)
         service.check_model(body.model)
+        call = partial(analysis, service, body)
         try:
-            found: dict[str, Any] = finite(analysis(service, body))
+            found = await (service.run(call) if by_torch else service.between(call))
         except RequestError:
             raise
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             raise RequestError(str(error)) from None
-        return found
-
-    @wraps(analysis)
-    async def route(service: Service, body: Any) -> JSONResponse:
-        return JSONResponse(await service.run(run, service, body))
+        return JSONResponse(finite(found))
 
     return route
+
+
+in_turn = partial(answered, by_torch=True)
 
 
 # ---------------------------------------------------------------- shares and panels
@@ -105,23 +109,8 @@ class PanelRequest(PeopleRequest):
     answers: bool = about("Add everybody's answer.", False)
 
 
-def between_steps(analysis: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
-    @wraps(analysis)
-    async def route(service: Service, body: Any) -> JSONResponse:
-        service.check_model(body.model)
-        try:
-            found = await service.between(lambda: finite(analysis(service, body)))
-        except RequestError:
-            raise
-        except (ValueError, TypeError, ArithmeticError) as error:
-            raise RequestError(str(error)) from None
-        return JSONResponse(found)
-
-    return route
-
-
 @router.post("/v1/shares")
-@between_steps
+@answered
 def shares(service: Served, body: SharesRequest) -> dict[str, Any]:
     """How many individuals choose each token next."""
     if (body.prompt is None) == (body.messages is None):
@@ -133,7 +122,7 @@ def shares(service: Served, body: SharesRequest) -> dict[str, Any]:
 
 
 @router.post("/v1/panel")
-@between_steps
+@answered
 def panel(service: Served, body: PanelRequest) -> dict[str, Any]:
     """What many individuals answer, and whether they answer another version alike."""
     asked = panel_of(service, body)
