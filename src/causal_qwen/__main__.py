@@ -1,4 +1,4 @@
-"""`python -m causal_qwen`: the command line."""
+"""`python -m causal_qwen`: the command line, also for torchrun and accelerate."""
 
 from causal_qwen.cli import main
 

@@ -89,8 +89,8 @@ def check_noise(noise: ArrayLike, size: int) -> Noise:
 class Individual:
     """Fixed noise that makes `causal` decoding deterministic.
 
-    `noise` (C,) is one e, *shared* by all positions. `noise` (N, C) is one e per position for the
-    first N; later ones, or all of them when N = 0, are drawn from `seed` on demand (*fresh* noise).
+    `noise` (C,) is one e, *shared* by all positions. With `noise` (0, C) every position has an e of
+    its own, drawn from `seed` on demand (*fresh* noise).
     `offset` moves fresh noise: position p + offset has the noise that p would have without it.
 
     `persistence` is the share of positions at which a shared individual's noise is its own; at the
@@ -108,6 +108,10 @@ class Individual:
     def __post_init__(self) -> None:
         e = np.array(self.noise, dtype=np.float64)  # a copy that no caller can change
         check_noise(e, e.shape[-1] if e.ndim else 1)
+        if e.ndim == 2 and (len(e) or self.seed is None):
+            raise ValueError(
+                "Noise that differs between positions is drawn: Individual.draw(fresh=True)."
+            )
         e.setflags(write=False)
         object.__setattr__(self, "noise", e)
         to_cauchy(0.5, self.min_density)  # raises if outside [0, 1]
@@ -160,14 +164,8 @@ class Individual:
         """e at a position; padding is not counted. -> (C,)"""
         if not self.is_fresh:
             return self.noise
-        index = self._index(position)
-        if index < len(self.noise):
-            return self.noise[index]
-        if self.seed is None:
-            raise ValueError(
-                f"{self!r} has noise for {len(self.noise)} positions and no seed for more."
-            )
-        return draw_noise(self.seed, self.size, index)
+        assert self.seed is not None
+        return draw_noise(self.seed, self.size, self._index(position))
 
     def cauchy(self, position: int = 0) -> Noise:
         """The standard Cauchy noise t at a position, truncated. -> (C,)"""
@@ -271,7 +269,7 @@ class Individual:
         parts += [] if self.seed is None else [f"seed={self.seed}"]
         parts += [f"size={self.size}"]
         if self.is_fresh:
-            parts += ["fresh" if not len(self.noise) else f"positions={len(self.noise)}"]
+            parts.append("fresh")
         defaults = {"min_density": 0.0, "temperature": 1.0, "offset": 0, "persistence": 1.0}
         for name, default in defaults.items():
             if (value := getattr(self, name)) != default:

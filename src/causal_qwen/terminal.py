@@ -110,6 +110,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def print_facts(title: str, facts: dict[str, Any], as_json: bool) -> None:
+    """A record as JSON, or as a table of names and values."""
+    if as_json:
+        print_json(facts)
+        return
+    shown = {k: "; ".join(v) if isinstance(v, tuple) else v for k, v in facts.items()}
+    print_table(title, (), [(name.replace("_", " "), value) for name, value in shown.items()])
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table with numbers right-aligned; without `columns` it has no header."""
     from rich.console import Console

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import directory_of
 from causal_qwen.outputs import check_output_directory
-from causal_qwen.terminal import print_json, print_table, status
+from causal_qwen.terminal import print_facts, print_json, print_table, status
 
 DType = Annotated[
     Literal["float32", "int8"] | None,
@@ -35,11 +35,7 @@ def quantize(
     from causal_qwen.numpy_engine.quantization import quantize as run
 
     report = run(directory_of(which), output, overwrite=force)
-    if as_json:
-        print_json(asdict(report))
-        return
-    rows = [(name.replace("_", " "), value) for name, value in asdict(report).items()]
-    print_table(f"{which} -> {output}", (), rows)
+    print_facts(f"{which} -> {output}", asdict(report), as_json)
 
 
 def verify(

@@ -13,7 +13,7 @@ from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import check_model, path_of, unless_embedded
 from causal_qwen.options import ExportFormat, ExportType, Initialization
 from causal_qwen.outputs import check_output_directory, check_output_file
-from causal_qwen.terminal import print_json, print_table, status
+from causal_qwen.terminal import print_facts, print_json, status
 
 
 def doctor(
@@ -96,12 +96,8 @@ def convert(
             progress=progress,
         )
     record = asdict(report)
-    if as_json:
-        print_json(record)
-        return
-    facts = record | (record.pop("calibration") or {})
-    rows = [(name.replace("_", " "), value) for name, value in facts.items()]
-    print_table(f"{report.base} -> {output}", (), rows)
+    facts = record if as_json else record | (record.pop("calibration") or {})
+    print_facts(f"{report.base} -> {output}", facts, as_json)
 
 
 def _write_layer(
@@ -131,12 +127,7 @@ def _write_layer(
     layer.save(output, overwrite=force)
     size = round(output.stat().st_size / 1e6, 1)
     record = {"base": layer.base, "megabytes": size, **layer.fields, **layer.generation}
-    if as_json:
-        print_json(record)
-    else:
-        print_table(
-            f"{base} -> {output}", (), [(k.replace("_", " "), v) for k, v in record.items()]
-        )
+    print_facts(f"{base} -> {output}", record, as_json)
 
 
 def export(
@@ -162,14 +153,7 @@ def export(
 
     with status() as progress:
         report = run(path, output, to=to, dtype=dtype, overwrite=force, progress=progress)
-    if as_json:
-        print_json(asdict(report))
-        return
-    rows = [
-        (name.replace("_", " "), "; ".join(value) if isinstance(value, tuple) else value)
-        for name, value in asdict(report).items()
-    ]
-    print_table(f"{model} -> {output}", (), rows)
+    print_facts(f"{model} -> {output}", asdict(report), as_json)
 
 
 def playground(

@@ -182,12 +182,10 @@ class Generator(Chooser):
         fields: Mapping[str, Any],
         settings: DecodingSettings,
         limits: Limits,
-        ids: Sequence[int],
-        values: Sequence[float],
-        seed: int | None = None,
+        *prompt: Any,
     ) -> None:
-        super().__init__(heads, fields, settings, limits, ids, values, seed)
-        self.model = model
+        super().__init__(heads, fields, settings, limits, *prompt)
+        self.model, ids = model, self.ids
         room = model.config.context - len(ids)
         if room < 0 or not len(ids):
             raise ValueError(

@@ -16,7 +16,6 @@ text in NAMELESS of every author is read without it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +28,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.individuals import Individual, draw_noise, from_cauchy, latent_size, to_cauchy
+from causal_qwen.individuals import (
+    Individual,
+    draw_noise,
+    from_cauchy,
+    latent_size,
+    seed_of,
+    to_cauchy,
+)
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.training.data import NOBODY, Example
 
@@ -81,11 +87,6 @@ class Authors(nn.Module):
         for place, individual in zip(places, self.individuals(model), strict=True):
             individual.save(place, overwrite=True)
         return places
-
-
-def seed_of(name: str) -> int:
-    """The first 8 bytes of the name's SHA-256: it does not change when authors are added."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
 def saved_files(names: Sequence[str]) -> list[str]:

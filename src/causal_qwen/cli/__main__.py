@@ -1,6 +1,0 @@
-"""`python -m causal_qwen.cli`, for torchrun and accelerate."""
-
-from causal_qwen.cli import main
-
-if __name__ == "__main__":
-    main()
