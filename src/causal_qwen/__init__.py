@@ -21,7 +21,6 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "CausalQwenModel": "model",
     "CausalQwenOutput": "model",
     "CausalQwenProcessor": "modeling.processor",
-    "CausalTextGenerationPipeline": "generation.pipeline",
     "CausalTextRegressor": "regression.regressor",
     "Individual": "individuals",
     "OpenModel": "regression.regressor",
@@ -41,7 +40,6 @@ __all__ = ["__version__", *_MODULES]
 if TYPE_CHECKING:
     from causal_qwen.analysis.counterfactual import counterfactual
     from causal_qwen.analysis.posterior import infer_individual
-    from causal_qwen.generation.pipeline import CausalTextGenerationPipeline
     from causal_qwen.individuals import Individual
     from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel, CausalQwenOutput
     from causal_qwen.modeling.configuration import CausalQwen2Config

@@ -20,7 +20,6 @@ from transformers import (
     ProcessorMixin,
     Qwen2Config,
     Qwen2ForCausalLM,
-    TextGenerationPipeline,
     Trainer,
     TrainingArguments,
 )
@@ -30,14 +29,13 @@ from causal_qwen import (
     CausalQwenForCausalLM,
     CausalQwenModel,
     CausalQwenProcessor,
-    CausalTextGenerationPipeline,
 )
 from causal_qwen.training.trainer import CausalTrainer
 
 Make = Callable[..., Any]
 
 MIXIN, MODEL = "generation/mixin.py", "model.py"
-TRAINER, PIPELINE = "training/trainer.py", "generation/pipeline.py"
+TRAINER = "training/trainer.py"
 
 
 @dataclass(frozen=True)
@@ -105,25 +103,7 @@ TRAINING = (
     Hook(Trainer, "create_optimizer", (), TRAINER),
     Hook(Trainer, "log", ("logs",), TRAINER),
 )
-PIPELINES = (
-    Hook(TextGenerationPipeline, "_forward", ("model_inputs", "generate_kwargs"), PIPELINE),
-    Hook(
-        TextGenerationPipeline,
-        "preprocess",
-        (
-            *("prompt_text", "prefix", "add_special_tokens", "truncation", "max_length"),
-            *("continue_final_message", "tokenizer_encode_kwargs", "tools", "documents"),
-        ),
-        PIPELINE,
-    ),
-    Hook(
-        TextGenerationPipeline,
-        "postprocess",
-        ("model_outputs", "return_type", "skip_special_tokens"),
-        PIPELINE,
-    ),
-)
-HOOKS = (*GENERATION, *MODELS, *TRAINING, *PIPELINES)
+HOOKS = (*GENERATION, *MODELS, *TRAINING)
 
 
 def by_name(hooks: Iterable[Hook]) -> Any:
@@ -142,7 +122,7 @@ def test_every_private_override_has_a_canary() -> None:
     """Every method of ours that replaces a private one of transformers is listed above."""
     ours = (
         *(CausalQwenForCausalLM, CausalQwenModel, CausalQwenProcessor),
-        *(CausalTrainer, CausalTextGenerationPipeline),
+        CausalTrainer,
     )
     known, found = {hook.name for hook in HOOKS}, set()
     for cls in ours:
@@ -250,21 +230,6 @@ def trainer_calls(
 @by_name(TRAINING)
 def test_trainer_calls_the_hook(trainer_calls: set[str], hook: Hook) -> None:
     assert hook.name in trainer_calls, hook.broken("is not called by train")
-
-
-@pytest.fixture(scope="module")
-def pipeline_calls(tiny_fields: dict[str, Any], byte_tokenizer: Make) -> set[str]:
-    model = Qwen2ForCausalLM(Qwen2Config(**{**tiny_fields, "vocab_size": 271}))
-    with pytest.MonkeyPatch.context() as patch:
-        called = record_calls(patch, TextGenerationPipeline, [hook.name for hook in PIPELINES])
-        pipe = TextGenerationPipeline(model=model, tokenizer=byte_tokenizer())
-        pipe("a", max_new_tokens=1, do_sample=False)
-    return called
-
-
-@by_name(PIPELINES)
-def test_pipeline_calls_the_hook(pipeline_calls: set[str], hook: Hook) -> None:
-    assert hook.name in pipeline_calls, hook.broken("is not called")
 
 
 # ---------------------------------------------------------------- attributes and module names

@@ -76,7 +76,7 @@ app = make_app(COMMANDS)
 def main() -> None:
     """The entry point. Exits with 1 on errors, 2 on wrong options, 130 or 143 on a signal."""
     escape_unencodable()
-    arguments = [word for word in sys.argv[1:] if word != "--debug"]
+    arguments = renamed([word for word in sys.argv[1:] if word != "--debug"])
     with ExitOnSignals() as signals:
         try:
             is_named = bool(arguments) and arguments[0] in COMMANDS
@@ -92,6 +92,16 @@ def main() -> None:
             typer.secho(f"{NAME}: {_sentence(error)}", fg="red", err=True)
             sys.exit(getattr(error, "exit_code", 1))
         sys.exit(code)
+
+
+def renamed(arguments: list[str]) -> list[str]:
+    """`np-generate [MODEL] PROMPT` of version 0.3 as `generate`."""
+    if arguments[:1] != ["np-generate"]:
+        return arguments
+    rest = arguments[1:]
+    if len(rest) > 1 and not any(word.startswith("-") for word in rest[:2]):
+        rest = ["--model", *rest]
+    return ["generate", "--engine", "numpy", "--watch", *rest]
 
 
 def _sentence(error: Any) -> str:

@@ -5,7 +5,6 @@ Out:  tokens, their values, and the individual of each row.
 
     mixin             `CausalGenerationMixin`: every override of a private Hugging Face method
     logits            `DecisionProcessor`: the mode as the last logits processor; values of tokens
-    pipeline          `text-generation` that reads and returns numbers as values
     documented_calls  the calls and attribute names of the source documents
 
 Open `mixin` first. What a mode decides is in `decoding`.

@@ -109,8 +109,7 @@ class CausalGenerationMixin:
         if self.config.encode_numbers == "value" and not is_given:
             raise ValueError(
                 "This model reads numbers as values, and no numeric_values were given: make the "
-                "inputs with CausalQwenProcessor, or use "
-                "pipeline('text-generation', ..., pipeline_class=CausalTextGenerationPipeline)."
+                "inputs with CausalQwenProcessor, or use causal_qwen.open(...).generate."
             )
 
     def _prepare_generation_config(
