@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,8 @@ def calibrate(
 ) -> Calibration:
     """Set a, C, gamma, b and the noise gains of a model with its base model's scores.
 
-    texts are token ids. Config fields that are numbers instead of "auto" are used unchanged.
+    texts are token ids. If the configuration has a number instead of "auto" for one of C, gamma and
+    b, all three stay as they begin.
     """
     progress("decision noise")
     set_decision_noise(model)
@@ -72,17 +74,17 @@ def read_texts(model: CausalModel, texts: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def calibrate_scales(model: CausalModel, hidden: Tensor) -> Scales:
-    """Set C, gamma and b from states (N, H)."""
+    """Set C, gamma and b from states (N, H), unless the configuration has numbers."""
     config = model.config
+    if any(
+        x != "auto" for x in (config.ovr_threshold_init, config.gamma_init, config.b_noise_init)
+    ):
+        begun = config.initial_threshold, config.initial_gamma, config.initial_b_noise
+        return Scales(*begun, math.nan)
     loc = model.lm_head(model.abduct(evenly_spaced(hidden, POSITIONS)).loc)  # (N, V)
     per_token = row_norms(model.lm_head.weight) + model.action.decision_noise.abs()
-    given = (config.ovr_threshold_init, config.gamma_init, config.b_noise_init)
-    scales = find_scales(
-        _array(loc),
-        _array(per_token) / np.float32(config.logit_divisor),
-        model.config.threshold_context == "competition",
-        *(None if isinstance(value, str) else float(value) for value in given),  # "auto"
-    )
+    per_token = _array(per_token) / np.float32(config.logit_divisor)
+    scales = find_scales(_array(loc), per_token, config.threshold_context == "competition")
     model.decision.threshold.fill_(scales.threshold)
     model.abduction.scale.bias.fill_(inverse_activation(scales.gamma, config.scale_activation))
     model.action.b_noise.fill_(scales.b_noise)

@@ -41,11 +41,7 @@ CONFIG = "config.json"
 RANDOM_TOKENS = 64
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 EMBEDDED_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-GGUF_FAMILIES = {  # architecture of a GGUF file -> model_type
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "llama": "llama",
-}
+GGUF_FAMILIES = ("qwen2", "qwen3", "llama")  # architectures of GGUF files, and model_types
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TEXT_PART = {  # names in a model that also sees -> in one of texts alone
     r"^(model\.)?language_model\.(model\.)?(?=layers\.|embed_tokens\.|norm\.)": "model.",
@@ -208,14 +204,14 @@ def gguf_family(path: Path) -> str:
     """The model_type of a GGUF file's architecture."""
     GgufFile(path)  # finds every tensor
     metadata = read_gguf_metadata(str(path))[0]
-    architecture = metadata["general.architecture"]
+    architecture: str = metadata["general.architecture"]
     if architecture not in GGUF_FAMILIES:
         raise ValueError(
             f"{path} has the architecture {architecture!r}; GGUF files of "
             f"{', '.join(GGUF_FAMILIES)} can be converted, and directories with safetensors of "
             f"{', '.join(BY_BASE)}."
         )
-    return GGUF_FAMILIES[architecture]
+    return architecture
 
 
 def load_tokenizer(base: str | os.PathLike[str]) -> Any:

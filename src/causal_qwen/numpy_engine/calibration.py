@@ -89,28 +89,17 @@ def over_the_bar(loc: Float32) -> Float32:
     return over
 
 
-def find_scales(
-    loc: Float32,
-    per_token: Float32,
-    has_bar: bool,
-    threshold: float | None = None,
-    gamma: float | None = None,
-    b_noise: float | None = None,
-) -> Scales:
-    """Scores (N, V) and the scale of each token for scale_U' = 1 (V,) -> the values that were not
-    given."""
-    target = 1.0
+def find_scales(loc: Float32, per_token: Float32, has_bar: bool) -> Scales:
+    """From scores (N, V) and the scale of each token for scale_U' = 1 (V,)."""
     if has_bar:
         loc, target = over_the_bar(loc), BAR_SUM
-    if threshold is None and has_bar:
-        threshold = best_threshold(loc, per_token, gamma, b_noise)
-    elif threshold is None:
+        threshold = best_threshold(loc, per_token)
+    else:
+        target = 1.0
         threshold = float(np.quantile(loc.max(-1), TOP_QUANTILE))
-    if gamma is None:
-        gamma = solve_gamma(loc, per_token, threshold, b_noise, target=target)
-    b_noise = gamma if b_noise is None else b_noise
-    median = lower_median(sum_p(loc, per_token, threshold, gamma + b_noise))
-    return Scales(threshold, gamma, b_noise, median)
+    gamma = solve_gamma(loc, per_token, threshold, target=target)
+    median = lower_median(sum_p(loc, per_token, threshold, 2 * gamma))
+    return Scales(threshold, gamma, gamma, median)
 
 
 def lower_median(sums: Float64) -> float:
@@ -144,9 +133,7 @@ def sampled_tokens(loc: Float32) -> tuple[np.ndarray, Float32]:
     return np.concatenate([likely, sample]), weight
 
 
-def best_threshold(
-    loc: Float32, per_token: Float32, gamma: float | None, b_noise: float | None
-) -> float:
+def best_threshold(loc: Float32, per_token: Float32) -> float:
     """C for which P over its sum is nearest to softmax, with the gamma that belongs to it.
 
     loc are scores over the bar, log softmax (N, V). The distance is the cross-entropy of softmax
@@ -156,8 +143,7 @@ def best_threshold(
     loc, per_token = loc[:, tokens], per_token[tokens]
     expected, found = weight * np.exp(loc), {}
     for threshold in map(math.log, BAR_SHARES):
-        own = gamma or solve_gamma(loc, per_token, threshold, b_noise, weight, BAR_SUM)
-        scale = own + (own if b_noise is None else b_noise)
+        scale = 2 * solve_gamma(loc, per_token, threshold, weight, BAR_SUM)
         total = sum_p(loc, per_token, threshold, scale, weight)
         is_crowded = bool(np.quantile(total, BAR_MAJORITY) > BAR_MOST)
         p = np.arctan2(scale * per_token, threshold - loc) / math.pi
@@ -170,20 +156,18 @@ def solve_gamma(
     loc: Float32,
     per_token: Float32,
     threshold: float,
-    b_noise: float | None,
     weight: Float32 | float = 1.0,
     target: float = 1.0,
 ) -> float:
-    """gamma for which the median of sum_k P_k is `target`, with scale_U' = gamma + b (b = gamma if
-    None); the lowest if it is larger for every gamma.
+    """gamma for which the median of sum_k P_k is `target`, with scale_U' = gamma + b = 2 gamma; the
+    lowest if it is larger for every gamma.
 
     sum_k P_k grows with the scale while fewer than half of the tokens exceed C, so bisection on
     the scale's logarithm finds the root.
     """
 
     def is_above(gamma: float) -> bool:
-        total = gamma * 2 if b_noise is None else gamma + b_noise
-        return lower_median(sum_p(loc, per_token, threshold, total, weight)) > target
+        return lower_median(sum_p(loc, per_token, threshold, 2 * gamma, weight)) > target
 
     low, high = -25.0, 5.0
     while high - low > 4e-5:
