@@ -15,7 +15,7 @@ import torch
 
 from causal_qwen.analysis.counterfactual import DECISIVE, Counterfactual, is_baseline
 from causal_qwen.analysis.token_sequence import cuts_of, observe
-from causal_qwen.decoding.candidates import Cuts, candidates_along
+from causal_qwen.decoding.step import Cuts, candidates_along
 from causal_qwen.modeling.protocols import CausalModel
 
 TOLERANCE = 1e-4  # differences of scores that rounding can explain

@@ -20,7 +20,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from causal_qwen.conversion.calibration import read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
 from causal_qwen.conversion.opening import open_model
-from causal_qwen.decoding.candidates import cut_by_text, keep_min_p
+from causal_qwen.decoding.step import cut_by_text, keep_min_p
 from causal_qwen.individuals import Individual
 from causal_qwen.numpy_engine.calibration import TEXTS, equal_gain
 

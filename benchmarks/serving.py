@@ -33,7 +33,7 @@ from causal_qwen.conversion.convert import default_model
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.connections import bind
-from causal_qwen.serving.limits import Limits
+from causal_qwen.serving.requests import Limits
 from causal_qwen.serving.service import Service
 
 MODES: tuple[dict[str, Any], ...] = (  # of the clients, in turn

@@ -2,7 +2,7 @@
 
     make mutants                                     # all of them, some minutes
     python scripts/mutants.py 3 17                   # by number
-    python scripts/mutants.py decoding/candidates.py # by file
+    python scripts/mutants.py decoding/step.py # by file
 
 Works on a copy of src/. Exit 1 if a mutant survives, or if its line is no longer found once.
 """
@@ -133,27 +133,27 @@ MUTANTS = (
         "unit/test_decision.py::test_the_pruned_choice_is_the_full_one_in_random_cases",
     ),
     Mutant(
-        "decoding/candidates.py",
+        "decoding/step.py",
         "where(scores < _least_kept(scores, p), -math.inf, scores)",
         "where(scores <= _least_kept(scores, p), -math.inf, scores)",
         "unit/test_candidates.py::test_a_token_at_exactly_min_p_is_kept",
     ),
     Mutant(
-        "decoding/candidates.py",
+        "decoding/step.py",
         "in_any_row(scores >= _least_kept(scores, p))",
         "in_any_row(scores > _least_kept(scores, p))",
         "unit/test_candidates.py::test_a_token_at_exactly_min_p_is_kept "
         "unit/test_candidates.py::test_few_candidates_are_those_of_any_row",
     ),
     Mutant(
-        "decoding/candidates.py",
+        "decoding/step.py",
         "is_left = xp.max(others, axis=-1, keepdims=True) > -math.inf",
         "is_left = xp.max(others, axis=-1, keepdims=True) >= -math.inf",
         "unit/test_candidates.py::"
         "test_a_token_is_said_twice_in_a_row_only_where_it_is_the_likeliest",
     ),
     Mutant(
-        "decoding/candidates.py",
+        "decoding/step.py",
         "np.asarray(text[-REACH:])",
         "np.asarray(text[-REACH - 1 :])",
         "unit/test_candidates.py::test_what_was_said_long_ago_may_be_said_again",

@@ -19,7 +19,8 @@ from transformers.generation import LogitsProcessorList, MinPLogitsWarper
 
 from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
 from causal_qwen.analysis.posterior import infer_individual
-from causal_qwen.decoding.candidates import (
+from causal_qwen.decoding.settings import resolve_settings
+from causal_qwen.decoding.step import (
     REACH,
     avoid_repeats,
     cut_by_text,
@@ -27,7 +28,6 @@ from causal_qwen.decoding.candidates import (
     few_candidates,
     keep_min_p,
 )
-from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.individuals import Individual
 from causal_qwen.numpy_engine import Engine
@@ -130,7 +130,7 @@ def test_few_candidates_are_those_of_any_row(convert: Any, monkeypatch: pytest.M
     tokens, few = few_candidates(convert(scores), 0.5)
     assert tokens.tolist() == [3, 7, 20]
     assert few.tolist() == [[1.0, -math.inf, 0.5], [-math.inf, 2.0, -math.inf]]
-    monkeypatch.setattr("causal_qwen.decoding.candidates.FEW", 2)
+    monkeypatch.setattr("causal_qwen.decoding.step.FEW", 2)
     tokens, all_of_them = few_candidates(convert(scores), 0.5)
     assert tokens is None
     np.testing.assert_array_equal(all_of_them, keep_min_p(scores, 0.5))
@@ -213,7 +213,7 @@ def test_a_choice_among_few_candidates_is_the_choice_among_all_tokens(
     steps = 12 if "output_scores" not in call else 0  # there all scores are asked for
     assert (len(by_torch), len(by_numpy)) == (steps, 12 * len(rows))
     assert max(by_torch + by_numpy) < model.config.vocab_size
-    monkeypatch.setattr("causal_qwen.decoding.candidates.FEW", 0)
+    monkeypatch.setattr("causal_qwen.decoding.step.FEW", 0)
     assert texts() == found
     assert (len(by_torch), len(by_numpy)) == (steps, 12 * len(rows))
 

@@ -34,7 +34,7 @@ from causal_qwen.panel import Panel
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.batching import Batcher, Event, Job
 from causal_qwen.serving.client import Client
-from causal_qwen.serving.limits import Limits
+from causal_qwen.serving.requests import Limits
 from causal_qwen.serving.service import Service
 from causal_qwen.session import GrowingText, Session
 

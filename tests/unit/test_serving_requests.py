@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, resolve_settings
 from causal_qwen.individuals import Individual, seed_of
-from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.requests import (
     Call,
     ChatRequest,
     CompletionRequest,
+    Limits,
     RequestError,
     TextRequest,
     read,

@@ -17,8 +17,8 @@ import pytest
 import torch
 from _server import run_async
 
-from causal_qwen.decoding.candidates import REACH
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.step import REACH
 from causal_qwen.individuals import seed_of
 from causal_qwen.modeling.action import ActionHead
 from causal_qwen.options import CONTINUES, OPEN

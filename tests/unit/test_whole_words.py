@@ -24,8 +24,8 @@ from causal_qwen.backbones import classes_of
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import convert_model
 from causal_qwen.conversion.export import plain_model
-from causal_qwen.decoding.candidates import Cuts, candidates_along, keep_whole_words
 from causal_qwen.decoding.settings import resolve_settings
+from causal_qwen.decoding.step import Cuts, candidates_along, keep_whole_words
 from causal_qwen.families import FAMILIES
 from causal_qwen.individuals import Individual
 from causal_qwen.numpy_engine import Engine

@@ -36,8 +36,8 @@ from causal_qwen.analysis.token_sequence import (
     read_tokens,
     show_tokens,
 )
-from causal_qwen.decoding.candidates import Cuts, candidates_along
 from causal_qwen.decoding.decision import margin
+from causal_qwen.decoding.step import Cuts, candidates_along
 from causal_qwen.individuals import Individual, from_cauchy, noise_bound
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import apply_head, head_weight

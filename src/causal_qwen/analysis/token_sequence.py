@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from causal_qwen.analysis.shares import People
-from causal_qwen.decoding.candidates import Cuts
 from causal_qwen.decoding.settings import DecodingSettings
-from causal_qwen.decoding.step import candidate_tokens, choose_for_many
+from causal_qwen.decoding.step import Cuts, candidate_tokens, choose_for_many
 from causal_qwen.generation.logits import ModelLaw, to_tensors
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.cauchy import Cauchy

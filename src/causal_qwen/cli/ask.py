@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,6 @@ from causal_qwen.terminal import print_json, progress_bar
 if TYPE_CHECKING:
     from causal_qwen.panel import Panel
 
-COLUMNS = ("id", "question", "person", "answer")  # of the answers to a file
 BETWEEN = ";"  # the options of a question in a file
 NUMBER = "number"  # instead of options
 
@@ -43,7 +42,7 @@ def ask(
     ] = None,
     output: Annotated[
         Path | None,
-        Option(help="Everybody's answers: .csv, or .parquet; with --questions, it resumes."),
+        Option(help="Everybody's answers: .csv or .parquet; with --questions, it resumes."),
     ] = None,
     model: opt.ModelName = "",
     engine: opt.Engine = "auto",
@@ -91,7 +90,9 @@ def _check_call(
         raise ValueError("--versus compares answers among options; name two or more.")
     if output is not None and output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"--output {output}: name a file .csv or .parquet.")
-    if output is not None and questions is None and output.exists():
+    if questions is not None and output is not None and output.suffix != ".parquet":
+        raise ValueError(f"--output {output}: answers to a file are a directory .parquet.")
+    if output is not None and (output.is_file() or (output.exists() and questions is None)):
         raise FileExistsError(f"{output} exists; name another output.")
 
 
@@ -102,27 +103,21 @@ def _people(given: str) -> int | list[str]:
 def answer_file(
     panel: Panel, source: Path, output: Path, progress: Callable[[int, int], None]
 ) -> None:
-    """The answers to every question of a file that `output` does not have yet. A .parquet output is
-    a directory with a part for each; of a .csv, whole questions are kept."""
+    """The answers to every question of a file that `output`, a directory of parts, has not yet."""
     asked = read_questions(source)
-    done = _begin_csv(output, asked, len(panel)) if output.suffix == ".csv" else 0
+    output.mkdir(exist_ok=True)
     for place, row in enumerate(asked):
         part = output / f"{place:06}.parquet"
-        if place >= done and not part.exists():
+        if not part.exists():
             options = [one.strip() for one in row["options"].split(BETWEEN) if one.strip()]
             is_number = options == [NUMBER]
             among = None if is_number else options or None
             found = panel.ask(row["question"], among, number=is_number).to_frame()
-            found.insert(0, COLUMNS[1], row["question"])
-            found.insert(0, COLUMNS[0], row["id"])
-            if output.suffix == ".csv":
-                with output.open("a", encoding="utf-8", newline="") as file:
-                    found.to_csv(file, header=False, index=False)
-            else:
-                output.mkdir(exist_ok=True)
-                partial = part.with_suffix(".partial")
-                found.astype({"person": str}).to_parquet(partial, index=False)
-                os.replace(partial, part)
+            found.insert(0, "question", row["question"])
+            found.insert(0, "id", row["id"])
+            partial = part.with_suffix(".partial")
+            found.astype({"person": str}).to_parquet(partial, index=False)
+            os.replace(partial, part)
         progress(place + 1, len(asked))
 
 
@@ -136,34 +131,3 @@ def read_questions(source: Path) -> list[dict[str, str]]:
         if not row.get("question", "").strip():
             raise ValueError(f"Row {number} of {source} has no question; name its column question.")
     return rows
-
-
-def _begin_csv(output: Path, asked: list[dict[str, str]], people: int) -> int:
-    """A file with the questions that are answered by everybody. -> how many"""
-    partial, done = output.with_name(f"{output.name}.partial"), 0
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for rows in _whole_questions(output, people):
-            if done == len(asked) or any(row[0] != asked[done]["id"] for row in rows):
-                partial.unlink()
-                raise ValueError(f"{output} is not of these questions; name another output.")
-            writer.writerows(rows)
-            done += 1
-    os.replace(partial, output)
-    return done
-
-
-def _whole_questions(output: Path, people: int) -> Iterator[list[list[str]]]:
-    if not output.exists():
-        return
-    with output.open(encoding="utf-8", newline="") as file:
-        reader = csv.reader(file)
-        if next(reader, [*COLUMNS]) != [*COLUMNS]:
-            raise ValueError(f"{output} has no answers of a panel; name another output.")
-        rows: list[list[str]] = []
-        for row in reader:
-            rows.append(row)
-            if len(rows) == people and len(row) == len(COLUMNS):
-                yield rows
-                rows = []

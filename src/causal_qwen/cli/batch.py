@@ -17,8 +17,7 @@ from typing import Any
 
 from causal_qwen.engines.engine import Engine
 from causal_qwen.individuals import Individual, parse_individual
-from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.requests import ChatRequest, CompletionRequest, RequestError, read
+from causal_qwen.serving.requests import ChatRequest, CompletionRequest, Limits, RequestError, read
 from causal_qwen.serving.service import Service
 
 ROWS = 8  # texts that are decoded together

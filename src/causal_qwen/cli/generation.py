@@ -133,7 +133,7 @@ def _generate_lines(
 ) -> None:
     """Options are the defaults of all lines."""
     from causal_qwen.cli.batch import ROWS, run
-    from causal_qwen.serving.limits import Limits
+    from causal_qwen.serving.requests import Limits
 
     defaults = {name: given[name] for name in ("individual", "seed") if given[name] is not None}
     defaults |= {"max_tokens": given["max_new_tokens"], **decoding}

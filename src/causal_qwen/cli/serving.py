@@ -53,7 +53,7 @@ def serve(
     """
     from causal_qwen.serving import connections
     from causal_qwen.serving.app import make_app
-    from causal_qwen.serving.limits import Limits
+    from causal_qwen.serving.requests import Limits
     from causal_qwen.serving.security import is_loopback
     from causal_qwen.serving.service import Service
     from causal_qwen.session import open as open_session

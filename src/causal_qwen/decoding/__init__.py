@@ -6,8 +6,7 @@ Out:  the resolved settings, the noise of every row, and the chosen tokens.
     settings    `resolve_settings`: call > generation_config > config -> `DecodingSettings`;
                 what a call leaves to chance, context lengths, ends of text
     noise       `DecodingNoise`: the noise of each row of a call, at each position
-    candidates  who may be chosen: min-p, whole words, and no phrase said twice
-    step        `choose_tokens`: candidates, noise and rule: the one decision of every engine
+    step        `choose_tokens`: who may be chosen, noise and rule: the decision of every engine
     decision    the four decision rules, and the pruned argmax
 
 Open `step` first.

@@ -16,9 +16,11 @@ the base model's argmax tells apart, or ties that it breaks by the lowest id.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
-from causal_qwen.decoding.candidates import Array, array_namespace, in_any_row
+import numpy as np
+
+Array = Any  # a NumPy array or a torch tensor
 
 TIE = 1e-5  # relative difference below which two scales count as equal
 SLACK = 1e-4  # rounding allowance of every float32 bound: positive sums of <= 1000s of terms
@@ -26,6 +28,22 @@ SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
 NO_CHOICE = "loc_S holds NaN: no token can be chosen; check the model's weights and config.json."
 EXACT_CANDIDATES = 64  # so few are decided in float64 without further pruning
 MOST_TOGETHER = 512  # candidates whose scales are computed for a whole batch
+
+
+def array_namespace(array: Array) -> Any:
+    if isinstance(array, np.ndarray | np.generic):
+        return np
+    import array_api_compat
+
+    return array_api_compat.array_namespace(array)
+
+
+def in_any_row(is_kept: Array) -> Array:
+    """Columns that a row keeps. (B, V) -> (K,)"""
+    xp = array_namespace(is_kept)
+    if len(is_kept) == 1:
+        return xp.nonzero(is_kept[0])[0]
+    return xp.nonzero(xp.max(xp.astype(is_kept, xp.uint8), axis=0))[0]  # torch's `any` is slow
 
 
 class Law(Protocol):

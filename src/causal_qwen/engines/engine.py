@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from causal_qwen.decoding.candidates import Array
-from causal_qwen.decoding.decision import Law
+from causal_qwen.decoding.decision import Array, Law
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.decoding.settings import DecodingSettings
 

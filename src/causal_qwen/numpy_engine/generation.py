@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.decoding.candidates import keep_min_p
 from causal_qwen.decoding.decision import one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
-from causal_qwen.decoding.step import Position, Rules, choose_tokens
+from causal_qwen.decoding.step import Position, Rules, choose_tokens, keep_min_p
 from causal_qwen.numpy_engine.heads import Cauchy, CausalHeads, Float64, ValueSpace
 from causal_qwen.numpy_engine.qwen2 import KeyValueCache, Qwen2
 from causal_qwen.numpy_engine.sampling import (

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from causal_qwen.engines.engine import Batch, Choice, Engine, Row
-from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.requests import RequestError
+from causal_qwen.serving.requests import Limits, RequestError
 from causal_qwen.session import GrowingText
 
 READ_TOGETHER = 256  # tokens of waiting prompts that are read at once, padding included

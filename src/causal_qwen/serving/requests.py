@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
@@ -39,7 +40,6 @@ from causal_qwen.decoding.settings import (
     first_given,
 )
 from causal_qwen.individuals import MAX_SEED, Individual, resolve_individuals, seed_of
-from causal_qwen.serving.limits import Limits
 
 DEFAULT_TOKENS = 256  # of a request that names no max_tokens, within the server's limit
 MAX_STOPS = 4  # stop strings of a request, as in OpenAI's API
@@ -47,6 +47,21 @@ MAX_ALTERNATIVES = 20  # of logprobs
 
 OWN = ("individual", "temperature")  # settings with a type of their own
 SETTINGS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name not in OWN)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much requests may ask for: settings of `causal-qwen serve`."""
+
+    max_rows: int = 16  # texts that are decoded together, and texts of a request
+    max_waiting: int = 64  # texts that wait for a place; more are answered with 429
+    max_prompt: int = 4096  # tokens of a prompt
+    max_tokens: int = 1024  # new tokens of a text
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int) or value < (name != "max_waiting"):
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
 
 
 class RequestError(ValueError):

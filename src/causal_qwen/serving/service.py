@@ -16,9 +16,8 @@ from typing import Any
 from causal_qwen.engines.engine import Engine, Row, Tokens
 from causal_qwen.individuals import Individual, seed_of
 from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
-from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.replies import Reply
-from causal_qwen.serving.requests import RequestError, TextRequest
+from causal_qwen.serving.requests import Limits, RequestError, TextRequest
 
 
 class Service:

@@ -20,9 +20,9 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from causal_qwen.decoding.candidates import REACH
 from causal_qwen.decoding.noise import DecodingNoise, JoinedNoise
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.step import REACH
 from causal_qwen.generation.logits import DecisionProcessor, to_tensors
 from causal_qwen.modeling.action import score_shift
 from causal_qwen.modeling.cauchy import Cauchy
