@@ -22,17 +22,6 @@ def cache_directory() -> Path:
     return Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
 
 
-def check_cache_directory() -> None:
-    """Refuse a cache directory that is a file, or below one."""
-    cache = cache_directory()
-    place = next((place for place in (cache, *cache.parents) if os.path.lexists(place)), cache)
-    if os.path.lexists(place) and not place.is_dir():
-        raise NotADirectoryError(
-            f"{place} is not a directory, and the cache needs one; set CAUSAL_QWEN_CACHE to a "
-            "directory, or unset it."
-        )
-
-
 def embedded_directory() -> Path:
     """Location of the converted embedded model."""
     return cache_directory() / f"{EMBEDDED}-{__version__}"

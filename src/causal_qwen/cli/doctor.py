@@ -48,11 +48,7 @@ def examine() -> Record:
     needed = _group("", "the NumPy engine")
     extras = {name: _group(name, purpose) for name, purpose in PURPOSES.items()}
     devices, problem = _devices() if extras["torch"]["is_complete"] else ({}, None)
-    model, cache_problem = paths.embedded_directory(), None
-    try:
-        paths.check_cache_directory()
-    except NotADirectoryError as error:
-        cache_problem = str(error)
+    model = paths.embedded_directory()
     record: Record = {
         "version": metadata.version(DISTRIBUTION),
         "python": platform.python_version(),
@@ -66,8 +62,7 @@ def examine() -> Record:
         "embedded_base": _text(paths.embedded_gguf()),  # quantised
         "cache": str(paths.cache_directory()),
         "problem": problem,  # why an installed torch cannot be imported
-        "cache_problem": cache_problem,  # why nothing can be cached
-        "is_well": needed["is_complete"] and not any((problem, cache_problem)),
+        "is_well": needed["is_complete"] and problem is None,
     }
     return {**record, "verdict": _verdict(record)}
 
@@ -139,8 +134,6 @@ def _verdict(record: Record) -> str:
         return f"The installation is incomplete: {record['needed']['cure']}"
     if record["problem"] is not None:
         return f"torch is installed but does not work: {record['problem']}"
-    if record["cache_problem"] is not None:
-        return str(record["cache_problem"])
     if not record["extras"]["torch"]["is_complete"]:
         return f"The NumPy engine works; for everything else: {record['extras']['torch']['cure']}"
     if record["embedded_model"] is None and record["embedded_base"] is None:

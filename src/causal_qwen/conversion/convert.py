@@ -45,7 +45,6 @@ from causal_qwen.options import INITIALIZATIONS, check_choice
 from causal_qwen.outputs import check_not_inside, new_directory
 from causal_qwen.paths import (
     EMBEDDED,
-    check_cache_directory,
     embedded_directory,
     is_converted,
 )
@@ -165,7 +164,6 @@ def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
     """The directory of the embedded model, converted on first use into the cache directory."""
     from filelock import FileLock
 
-    check_cache_directory()
     output = embedded_directory()
     output.parent.mkdir(parents=True, exist_ok=True)
     if not is_converted(output):
