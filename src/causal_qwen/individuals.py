@@ -20,6 +20,7 @@ import numbers
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,23 +314,16 @@ def resolve_individuals(
         individual = parse_individual(individual)
     elif isinstance(individual, list | tuple):
         individual = [parse_individual(one) if isinstance(one, str) else one for one in individual]
+    own: Any = {"min_density": min_density, "temperature": temperature, "persistence": persistence}
+    draw = partial(Individual.draw, size, fresh=fresh, **own)
     given = [individual] if isinstance(individual, Individual) else individual
     if isinstance(given, Sequence) and any(isinstance(item, Individual) for item in given):
+        given = [draw(seed=one) if isinstance(one, int) else one for one in given]
         for item in given:
             _check_compatible(item, size, explicit)
         return _repeat(given, prompts, copies)
     if (seeds := as_seeds(individual)) is not None:
-        return [
-            Individual.draw(
-                size,
-                seed=seed,
-                fresh=fresh,
-                min_density=min_density,
-                temperature=temperature,
-                persistence=persistence,
-            )
-            for seed in row_seeds(seeds, prompts, copies)
-        ]
+        return [draw(seed=seed) for seed in row_seeds(seeds, prompts, copies)]
     if isinstance(individual, numbers.Number):
         raise ValueError(
             f"individual={individual!r} is neither a seed, a name, noise in (0, 1), nor an "

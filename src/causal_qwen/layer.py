@@ -32,7 +32,7 @@ from causal_qwen.numpy_engine.weights import Float32
 from causal_qwen.options import WORD_EDGES
 from causal_qwen.outputs import whole_file
 from causal_qwen.paths import EMBEDDED, cache_directory, embedded_gguf, model_directory
-from causal_qwen.text.words import word_edges
+from causal_qwen.text.segmentation import word_edges
 
 FORMAT = "causal layer 1"
 SUFFIX = ".causal"

@@ -20,10 +20,15 @@ STALE_SECONDS = 24 * 3600
 LISTED = 10  # files that a message names
 CURE = "choose another, or overwrite it (--force; overwrite=True)"
 OURS = re.compile(  # what this program writes into a directory: models, regressors, runs
-    r"((model|checkpoint-\d+|individuals|report)/)*"
-    r"([\w-]+\.(json|safetensors|skops|gguf|bin|pth?|png|html)|model\.safetensors\.index\.json"
-    r"|(causal_qwen_auto\.py|merges\.txt|tokenizer\.model|chat_template\.jinja|README\.md"
-    r"|Modelfile|causal-qwen\.lock))"
+    r"((model|checkpoint-\d+|individuals|report)/)*("
+    r"config\.json|generation_config\.json|causal_qwen_auto\.py|manifest\.json"
+    r"|(model|adapter_model)(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
+    r"|tokenizer\.model|(processor|preprocessor)_config\.json|chat_template\.(jinja|json)"
+    r"|README\.md|regressor\.skops|model-\w+\.gguf|Modelfile|causal-qwen\.lock"
+    r"|(run|metrics|trainer_state|adapter_config)\.json|training_args\.bin"
+    r"|(optimizer|scheduler|rng_state\w*)\.pt(h)?|authors\.safetensors"
+    r")|individuals/[\w-]+\.safetensors|report/[\w-]+\.(png|html)"
 )
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from causal_qwen.analysis.shares import People, Who, softmax_of
 from causal_qwen.engines.engine import Tokens
-from causal_qwen.text.words import is_letter
+from causal_qwen.text.segmentation import is_letter
 
 if TYPE_CHECKING:
     from causal_qwen.session import Prompt, Session
@@ -77,7 +77,7 @@ class Panel:
         if number and getattr(self.session.reader, "encode_numbers", "text") == "value":
             tokens = self.session.encode(prompt)
             values = self.people.values(engine.look(tokens), tokens)
-            return NumberAnswers(_shown(question), self.people.names, values)
+            return NumberAnswers(_shown(question), self.people.names, values.tolist())
         length = NUMBER_TOKENS if number else max_new_tokens
         found = self.session.batch(
             [prompt] * len(self), self._given, max_new_tokens=length, **self.options
@@ -85,7 +85,7 @@ class Panel:
         texts = [one.text.strip() for one in found]
         if not number:
             return OpenAnswers(_shown(question), self.people.names, texts)
-        return NumberAnswers(_shown(question), self.people.names, np.array([*map(_read, texts)]))
+        return NumberAnswers(_shown(question), self.people.names, [*map(_read, texts)])
 
     def compare(
         self, first: Prompt, second: Prompt, options: Sequence[str], **how: Any
@@ -430,51 +430,36 @@ class Comparison:
 
 @dataclass(frozen=True)
 class OpenAnswers:
-    """A text of everybody."""
-
-    question: str
-    people: list[int | str]
-    texts: list[str] = field(repr=False)
-
-    def to_frame(self) -> Any:
-        import pandas
-
-        return pandas.DataFrame({"person": self.people, "answer": self.texts})
-
-    def to_dict(self) -> dict[str, Any]:
-        said = zip(self.people, self.texts, strict=True)
-        return {"question": self.question, "answers": [{"person": p, "text": t} for p, t in said]}
-
-    def __str__(self) -> str:
-        said = zip(self.people, self.texts, strict=True)
-        return "\n".join([self.question, *(f"{person:>6}  {text}" for person, text in said)])
-
-
-@dataclass(frozen=True)
-class NumberAnswers:
-    """A number of everybody; NaN of those who said none."""
+    """What everybody says."""
 
     question: str
     people: list[int | str] = field(repr=False)
-    values: Array = field(repr=False)  # (N,)
+    said: list[Any] = field(repr=False)  # texts, or numbers
+
+    def to_frame(self) -> Any:
+        """A DataFrame with a row for each person."""
+        import pandas
+
+        return pandas.DataFrame({"person": self.people, "answer": self.said})
+
+    def to_dict(self) -> dict[str, Any]:
+        said = zip(self.people, self.said, strict=True)
+        return {"question": self.question, "answers": [{"person": p, "said": t} for p, t in said]}
+
+    def __str__(self) -> str:
+        said = zip(self.people, self.said, strict=True)
+        return "\n".join([self.question, *(f"{person:>6}  {text}" for person, text in said)])
+
+
+class NumberAnswers(OpenAnswers):
+    """The number of everybody; NaN of those who said none."""
 
     def quantile(self, p: float) -> float:
-        return float(np.nanquantile(self.values, p))
+        return float(np.nanquantile(self.said, p))
 
     @property
     def median(self) -> float:
         return self.quantile(0.5)
-
-    def to_frame(self) -> Any:
-        import pandas
-
-        return pandas.DataFrame({"person": self.people, "answer": self.values})
-
-    def to_dict(self) -> dict[str, Any]:
-        points = {f"{p:g}": self.quantile(p) for p in (0.05, 0.25, 0.5, 0.75, 0.95)}
-        silent = int(np.isnan(self.values).sum())
-        own = {"question": self.question, "n": len(self.people), "without_number": silent}
-        return {**own, "quantiles": points}
 
     def __str__(self) -> str:
         low, high = self.quantile(0.05), self.quantile(0.95)

@@ -127,7 +127,7 @@ def test_scores_of_a_moved_individual_are_linear_in_the_move(model: Any) -> None
 def test_noise_of_few_candidates_is_that_of_the_whole_product(
     mode: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from causal_qwen.decoding import candidates
+    from causal_qwen.decoding import step
 
     def scores() -> torch.Tensor:
         said = model.generate(
@@ -144,7 +144,7 @@ def test_noise_of_few_candidates_is_that_of_the_whole_product(
 
     few = scores()
     assert 0 < few.isfinite().sum() < few.numel() / 2
-    monkeypatch.setattr(candidates, "FEW", 0)
+    monkeypatch.setattr(step, "FEW", 0)
     assert few.numpy() == pytest.approx(scores().numpy(), rel=1e-4, abs=1e-5)
 
 

@@ -31,7 +31,7 @@ from causal_qwen.individuals import Individual
 from causal_qwen.numpy_engine import Engine
 from causal_qwen.numpy_engine.quantization import quantize
 from causal_qwen.options import CONTINUES, LETTER, OPEN, PART
-from causal_qwen.text.words import edges_of, word_edges
+from causal_qwen.text.segmentation import edges_of, word_edges
 
 EDGES = "decision.word_edges"
 INNER = CONTINUES | OPEN  # "ing"

@@ -45,14 +45,6 @@ class People:
             raise ValueError("There is nobody to ask; name at least one individual.")
         self.names = [_name_of(one) for one in given]
         who = [parse_individual(one) if isinstance(one, str) else one for one in given]
-        if any(isinstance(one, Individual) for one in who):  # then seeds become individuals, too
-            own = resolve(causal_mode="causal", **options)
-            named = {name: getattr(own, name) for name in ("min_density", "temperature")}
-            named["persistence"] = own.persistence
-            who = [
-                one if isinstance(one, Individual) else Individual.draw(size, seed=one, **named)
-                for one in who
-            ]
         self.settings = resolve(causal_mode="causal", individual=who, **options)
         if unused := [n for n in ("top_k", "top_p") if options.get(n) is not None]:
             raise ValueError(f"{unused[0]}= is not for shares; cut candidates by min_p.")

@@ -10,9 +10,8 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     ask         ask: a panel answers a question, or every question of a file
     regression  fit, predict, audit, what-if, cache
     training    train, evaluate, report
-    engine      verify, quantize
     serving     serve
-    setup       doctor, convert, app
+    setup       doctor, convert, export, app, quantize, verify
     demo        what `demo` shows
     chat        `Conversation`: several turns with one individual, of a model here or of a server
     live_view   a text in a terminal as it grows

@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from causal_qwen._version import __version__
-from causal_qwen.cli import ask, engine, generation, regression, serving, setup, training
+from causal_qwen.cli import ask, generation, regression, serving, setup, training
 from causal_qwen.cli.signals import ExitOnSignals
 from causal_qwen.terminal import escape_unencodable
 
@@ -31,8 +31,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": training.train,
     "evaluate": training.evaluate,
     "report": training.report,
-    "verify": engine.verify,
-    "quantize": engine.quantize,
+    "verify": setup.verify,
+    "quantize": setup.quantize,
     "app": setup.playground,
     "serve": serving.serve,
 }

@@ -48,7 +48,7 @@ from causal_qwen.paths import (
     embedded_directory,
     is_converted,
 )
-from causal_qwen.text.words import word_edges
+from causal_qwen.text.segmentation import word_edges
 
 DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "gamma_init": 10.0,

@@ -52,7 +52,7 @@ class Law(Protocol):
     threshold: Array  # C (V,)
     b_noise: Array  # |b| (C,)
     decision_noise: Array  # |a| (V,)
-    word_edges: Array  # (V,) bits of `text.words`
+    word_edges: Array  # (V,) bits of `text.segmentation`
     num_token_id: int | None  # <NUM>
     has_rows: bool  # rows of W can be read: it is whole, and here
 

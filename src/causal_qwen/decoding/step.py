@@ -148,7 +148,7 @@ def keep_whole_words(
     tokens: Array | None = None,
 ) -> Array:
     """Without the tokens that would continue the last word of the text, except for the likeliest
-    token. (B, K), B texts of ids, B flags, (V,) bits of `text.words` -> (B, K)
+    token. (B, K), B texts of ids, B flags, (V,) bits of `text.segmentation` -> (B, K)
 
     Where the likeliest token continues a character that is begun, it alone stays. Tokens that begin
     a word, end it or are none stay. The likeliest token stays in every row: none

@@ -34,7 +34,7 @@ class Decision(Float32Module):
             torch.empty(config.vocab_size, dtype=torch.float32),
             requires_grad=config.threshold_trainable,
         )
-        # bits of `text.words`, from the tokenizer: candidates are cut by them. No parameter.
+        # bits of `text.segmentation`, from the tokenizer: candidates are cut by them. No parameter.
         self.register_buffer("word_edges", torch.zeros(config.vocab_size, dtype=torch.uint8))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:

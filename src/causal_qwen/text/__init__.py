@@ -6,7 +6,6 @@ Out:  pieces of text, the values of the numbers between them, and the string aga
     numerals      the grammar: what is a number, its value, how to write it
     names         the laws: which digits are dates, phones and identifiers
     segmentation  pieces for a tokenizer, and the stable part of a growing text
-    words         which tokens continue a word, and which leave one open
 
 Open `numerals` first.
 """

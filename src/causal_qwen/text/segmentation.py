@@ -1,22 +1,41 @@
-"""Segmentation: split a text at its numbers for a tokenizer, and join it again.
+"""Segmentation: split a text at its numbers for a tokenizer, and join it again; and the bits of
+tokens, by which candidates keep words whole.
 
-Shared by the processor and the NumPy engine. Does not import torch or transformers.
+    CONTINUES   the token begins with a letter: after a letter, it continues the word
+    OPEN        it ends with a letter or an apostrophe: a letter would continue the word
+    PART        it holds a part of a character, as tokens of emoji do
+    LETTER      it has a letter of any script
+
+The letters of words are those of scripts that put spaces between them, with the marks on them.
+Special tokens have no bit. Does not import torch or transformers.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from causal_qwen.options import PLACEHOLDER
+from causal_qwen.options import CONTINUES, LETTER, OPEN, PART, PLACEHOLDER
 
 NUMBER_END = re.compile(r"[0-9][.,]?$")  # a number after this would extend it
 CONTINUATION = re.compile(r"[0-9]|[.,][0-9]|[eE][+-]?[0-9]")  # after a number, this extends it
 OPEN_END = re.compile(r"(?<=[0-9])([.,]|[eE][+-]?)$")  # digits may follow
 INCOMPLETE = "\ufffd"  # a character whose bytes have not all been generated
+APOSTROPHES = "'\u2019"
+LETTERS = ("L", "Mn", "Mc")  # general categories: letters, and marks on them
+UNSPACED = (  # how the names of the letters of scripts without spaces begin
+    *("CJK ", "IDEOGRAPHIC ", "HIRAGANA ", "KATAKANA ", "KATAKANA-", "HALFWIDTH KATAKANA"),
+    *("COMBINING KATAKANA", "HENTAIGANA ", "BOPOMOFO ", "YI ", "NUSHU ", "TANGUT "),
+    *("THAI ", "LAO ", "KHMER ", "MYANMAR ", "TIBETAN ", "TAI ", "NEW TAI ", "CHAM "),
+    *("JAVANESE ", "BALINESE "),
+    "VARIATION SELECTOR",  # a mark, on emoji
+)
 
 
 def split_at_numbers(text: str, encode_numbers: str) -> Iterator[tuple[str, int, float | None]]:
@@ -71,3 +90,36 @@ def special_affixes(plain: Tokenizer) -> tuple[list[int], list[int]]:
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
     return [], []
+
+
+# ---------------------------------------------------------------- bits of tokens
+
+
+def word_edges(tokenizer: Tokenizer, size: int) -> NDArray[np.uint8]:
+    """The bits of every token; 0 for ids that the tokenizer does not have. -> (size,)
+
+    A token is decoded after a full stop: at the beginning of a text, decoders drop its space.
+    """
+    stop = tokenizer.encode(".", add_special_tokens=False).ids[-1:]
+    before = tokenizer.decode(stop, skip_special_tokens=False)
+    texts = tokenizer.decode_batch([[*stop, k] for k in range(size)], skip_special_tokens=False)
+    edges = np.fromiter((edges_of(text.removeprefix(before)) for text in texts), np.uint8, size)
+    added = tokenizer.get_added_tokens_decoder()
+    edges[[k for k, token in added.items() if token.special and k < size]] = 0
+    return edges
+
+
+def edges_of(piece: str) -> int:
+    """The bits of one token's text."""
+    if not piece or INCOMPLETE in piece:
+        return PART * bool(piece)
+    is_open = is_letter(piece[-1]) or piece[-1] in APOSTROPHES
+    has_letter = any(map(str.isalpha, piece))
+    return CONTINUES * is_letter(piece[0]) + OPEN * is_open + LETTER * has_letter
+
+
+def is_letter(character: str) -> bool:
+    """Of a script that puts spaces between words; or a mark on such a letter."""
+    if not unicodedata.category(character).startswith(LETTERS):
+        return False
+    return not unicodedata.name(character, "").startswith(UNSPACED)
