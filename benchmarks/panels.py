@@ -18,12 +18,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _results import Row, interval, log, make_parser, parse, save, span, table
+from _results import (
+    Row,
+    interval,
+    log,
+    make_parser,
+    paired_ratio,
+    parse,
+    save,
+    span,
+    table,
+    time_peers,
+)
 
 import causal_qwen
 from causal_qwen import Panel, Session
@@ -194,6 +205,22 @@ def figures(rows: list[Row], choose: Choose) -> Row:
     return found
 
 
+def cost(session: Session, people: int, rounds: int) -> list[float]:
+    """Seconds of shares in units of one forward pass, of prompts that nobody has read before."""
+    places, filler = count(), "The committee met on a Monday in the old town hall. " * 3
+
+    def prompt() -> Any:
+        text = f"{next(places)}: {filler}Which of the two plans did they choose?"
+        return [{"role": "user", "content": text}]
+
+    peers: dict[str, Callable[[], Any]] = {
+        "pass": lambda: session.engine.look(session.encode(prompt())),
+        "shares": lambda: session.shares(prompt(), people),
+    }
+    times = time_peers(peers, rounds)
+    return paired_ratio(times["shares"], times["pass"])
+
+
 def words_alone(session: Session, people: int) -> Row:
     """Pairs of words in two languages, by the rows of W: agreement of preferences, cosines."""
     engine: Any = session.engine
@@ -242,6 +269,7 @@ def main() -> None:
     panel = Panel(session, options.people)
     rows = ask_all(panel, languages, split(CHOICES)[: options.choices])
     results: Row = {name: figures(rows, peer) for name, peer in peers(options.people).items()}
+    results["cost"] = cost(session, options.people, rounds=3 if options.quick else 15)
     results["mass"] = float(np.mean([row["mass"] for row in rows]))
     if is_real:
         results["W alone"] = words_alone(session, 4000)
@@ -260,7 +288,9 @@ def main() -> None:
         f"`python benchmarks/panels.py{' --model ' + model if options.model else ''}`: "
         f"{options.people} individuals, {options.choices} choices of two, three wordings, both "
         f"orders, {' and '.join(languages)}; {results['mass']:.0%} of the model's mass was on the "
-        "options."
+        "options. Shares cost "
+        + span("cost").format(cost=results["cost"])
+        + " times a forward pass of some 76 tokens."
     )
     if is_real:
         alone = results["W alone"]
