@@ -467,6 +467,17 @@ def test_the_key_host_and_origin_are_checked(service: Service) -> None:
     assert "access-control-allow-origin" not in foreign.headers
 
 
+def test_origins_that_are_asked_for_may_call(service: Service) -> None:
+    site = "http://app.example"
+    client = TestClient(make_app(service, origins=[site]), base_url=URL)
+    asked = {"Origin": site, "Access-Control-Request-Method": "POST"}
+    assert client.options("/v1/completions", headers=asked).status_code == 200
+    answer = client.get("/v1/models", headers={"Origin": site, "Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == site
+    assert client.get("/v1/models", headers={"Origin": "http://b.example"}).status_code == 403
+
+
 def test_a_long_body_is_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("causal_qwen.serving.app.MAX_BODY", 100)
     client = TestClient(make_app(service), base_url=URL)

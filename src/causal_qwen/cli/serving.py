@@ -39,6 +39,9 @@ def serve(
         list[str] | None,
         Option(help="A fitted regressor for /v1/numbers, as DIRECTORY or NAME=DIRECTORY."),
     ] = None,
+    cors: Annotated[
+        list[str] | None, Option(help="Let pages of this origin call the server from a browser.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         opt.set_option(
@@ -68,7 +71,7 @@ def serve(
     with connections.bind(host, port) as bound:  # before a model is loaded
         loaded = open_session(model, engine, device=device, dtype=dtype).engine
         with closing(Service(loaded, shown, limits, fitted)) as service:
-            app = make_app(service, host, key)
+            app = make_app(service, host, key, cors or ())
             server = connections.make_server(app, DRAIN_SECONDS)
             if not is_loopback(host):
                 connections.warn("server", host, "the API key")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -52,8 +52,10 @@ FIRST = "From a request to the first token of its text."
 router = APIRouter()
 
 
-def make_app(service: Service, host: str = "127.0.0.1", key: str | None = None) -> ASGIApp:
-    """The routes, guarded."""
+def make_app(
+    service: Service, host: str = "127.0.0.1", key: str | None = None, origins: Sequence[str] = ()
+) -> ASGIApp:
+    """The routes, guarded. Pages of `origins` may call them from a browser."""
     app = FastAPI(title="CausalQwen", version=__version__, redoc_url=None)
     app.state.service, app.state.registry = service, prometheus.CollectorRegistry()
     for routes in (router, analyses.router):
@@ -65,6 +67,7 @@ def make_app(service: Service, host: str = "127.0.0.1", key: str | None = None) 
         host,
         MAX_BODY,
         key=key,
+        origins=origins,
         open_paths=("/health",),
         answer=lambda message, status: JSONResponse(error_body(message, status), status),
     )

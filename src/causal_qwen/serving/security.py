@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -40,17 +41,18 @@ def guard(
     max_bytes: int,
     *,
     key: str | None = None,
+    origins: Collection[str] = (),
     open_paths: Collection[str] = (),
     answer: Callable[[str, int], Response] = PlainTextResponse,
 ) -> ASGIApp:
     """An app that is bound to `host`, behind all checks.
 
-    `open_paths` need no key; `answer` words a refusal.
+    Pages of `origins` may call it; `open_paths` need no key; `answer` words a refusal.
     """
     too_long = f"The request is longer than {max_bytes:,} bytes."
 
     def refusal(headers: Headers, path: str) -> Response | None:
-        if is_foreign(headers):
+        if is_foreign(headers, origins):
             return answer("Requests from other sites are refused.", 403)
         if key is not None and path not in open_paths and not has_key(headers, key):
             words = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
@@ -87,6 +89,10 @@ def guard(
     if is_loopback(host):
         names = ["127.0.0.1", "[::1]", "localhost"]
         found = TrustedHostMiddleware(found, names, www_redirect=False)
+    if origins:
+        found = CORSMiddleware(
+            found, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
     return found
 
 
@@ -98,11 +104,13 @@ def has_key(headers: Headers, key: str) -> bool:
     )
 
 
-def is_foreign(headers: Headers) -> bool:
+def is_foreign(headers: Headers, allowed: Collection[str] = ()) -> bool:
     """Whether a page of another site sends this: its `Origin`, which browsers send with every
-    write, is not this server; of images, browsers say `Sec-Fetch-Site`. Links from other sites are
-    welcome."""
+    write, is neither this server nor `allowed`; of images, browsers say `Sec-Fetch-Site`. Links
+    from other sites are welcome."""
     origin, here = headers.get("origin"), headers.get("host", "").lower()
+    if origin in allowed:
+        return False
     if origin is not None and origin.lower().partition("://")[2] != here:
         return True  # "null" of a file or a sandbox, too
     site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
