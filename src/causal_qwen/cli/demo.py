@@ -23,6 +23,7 @@ CHANGED_PROMPT = "The tired astronaut closed the hatch and"
 OTHER_PROMPT = "The young cook tasted the sauce and"
 INDIVIDUALS = (1, 2, 3)
 NEW_TOKENS = 28
+WORDS = 4  # of the next ones that individuals choose
 
 FITTED = 125  # of scikit-learn's 150 irises; the rest is held out
 TARGET, LEVEL = "petal length", 0.9
@@ -32,6 +33,7 @@ SENTENCE += "{petal width} cm wide. The length of its petals in cm is"
 NEXT = """
 Next
   causal-qwen chat --individual 7
+  causal-qwen ask "Do you prefer coffee or tea?" coffee tea
   causal-qwen counterfactual "The king" --prompt "The queen" -i 7
   causal-qwen app
   causal-qwen fit table.csv --target price --output priced
@@ -82,6 +84,9 @@ def show_individuals(session: Session) -> Iterator[Any]:
     for who in INDIVIDUALS:
         table.add_row(str(who), *(one_line(session, one, individual=who) for one in prompts))
     yield table
+    shares = session.shares(PROMPT).tokens[:WORDS]
+    words = ", ".join(f"{one.token.strip()} {one.share:.0%}" for one in shares)
+    yield f"   The next word of a thousand individuals: {words} ..."
 
 
 def show_counterfactual(session: Session) -> Iterator[Any]:
