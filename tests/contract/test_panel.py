@@ -20,7 +20,7 @@ from causal_qwen.analysis.shares import People, softmax_of
 from causal_qwen.engines.engine import Tokens
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.modeling.processor import CausalQwenProcessor
-from causal_qwen.panel import Answers, Comparison, NumberAnswers
+from causal_qwen.panel import Answers, Comparison, NumberAnswers, _Trie
 
 N = 60
 PROMPT = "the king said to the queen"
@@ -136,6 +136,22 @@ def test_forms_of_one_option_count_together(talker: Session) -> None:
     assert plain.options == ("a", "c")
     alone = panel.ask("Say", ["a", "c"], instruction="")
     assert plain.mass > alone.mass
+
+
+def test_rare_forms_of_an_option_are_nobodys_choice(talker: Session) -> None:
+    """Heavy tails would reach them: a form needs a tenth of the likeliest form's mass."""
+    panel = Panel(talker, N, temperature=20.0)
+    text = talker.encode([{"role": "user", "content": "Say"}])
+    likely = softmax_of(talker.engine.look(text))
+    branches = _Trie(panel._forms([*"abcdefghijkl"])).branches(set())
+    kept, parts, shares, _ = panel._split(branches, text, np.arange(N))
+    assert {k for k, _ in kept} < {*branches}
+    best = [max(likely[k] for k, one in branches.items() if n in one.answers) for n in range(12)]
+    for token, rest in branches.items():
+        is_common = any(likely[token] >= 0.1 * best[answer] for answer in rest.answers)
+        assert (token in {k for k, _ in kept}) == is_common
+    assert sum(map(len, parts)) == N
+    assert sum(shares) == pytest.approx(1)
 
 
 def test_an_option_may_be_the_beginning_of_another(talker: Session) -> None:

@@ -78,6 +78,21 @@ def test_a_phrase_is_said_twice_in_a_row_and_not_three_times(texts: list[list[in
     np.testing.assert_array_equal(end_loops(scores, texts, [0] * len(texts), edges), scores)
 
 
+def test_loops_end_and_names_tables_and_long_phrases_may_be_repeated() -> None:
+    scores, edges = np.zeros((1, 5), np.float32), np.uint8([LETTER, LETTER, 0, 0, PART])
+
+    def banned(*text: int) -> list[int]:
+        found = end_loops(scores, [[*text]], [2], edges)
+        return np.flatnonzero(found[0] == -np.inf).tolist()
+
+    assert banned(0, 2, 0, 2) == [0]  # "son of son of" does not go on
+    assert banned(3, 0, 1, 2, 0, 1, 2) == [0]
+    assert banned(0, 1, 3, 0, 1) == []  # a name again, after something else
+    assert banned(2, 3, 2, 3, 2, 3) == []  # "| --- | --- |"
+    assert banned(4, 4, 4, 4) == [4]  # an emoji of two tokens, twice
+    assert banned(0, 0) == []
+
+
 def test_what_was_said_long_ago_may_be_said_again() -> None:
     scores = np.float32([[0, 1, 0, 0, 0]])
     for distance, expected in ((REACH - 1, -np.inf), (REACH, 0.0)):
