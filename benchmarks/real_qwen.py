@@ -4,7 +4,8 @@
 
 Eight questions in each language, five individuals and two softmax draws each, at plain defaults.
 All texts are in the JSON beside the page, to be read; counted here are texts that end in a loop,
-characters that are broken, and how many answers to a question differ.
+characters that are broken, and how many answers to a question differ. The paragraph has the layer's
+calibration, and how much of a text is the same alone and on the NumPy engine (int8 weights).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,37 @@ def summary(rows: Sequence[Row], language: str, who: str) -> Row:
     }
 
 
+EDITS = (
+    ("The king's daughter opened the door and", "The king's son opened the door and"),
+    ("国王的女儿打开门，", "国王的儿子打开门，"),
+)
+
+
+def same_start(one: str, other: str) -> float:
+    """The share of a text that another begins with."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return len(list(same)) / max(len(one), 1)
+
+
+def beside(session: Session, model: Path, rows: Sequence[Row], tokens: int) -> Row:
+    """Calibration, replay alone and on another engine, two counterfactuals."""
+    layer: Any = session.engine.layer  # type: ignore[attr-defined]
+    tensors = layer.tensors
+    again = [row for row in rows if row["who"] == f"individual {INDIVIDUALS[0]}"]
+    found: dict[str, list[float]] = {}
+    for name, engine in (("alone", session), ("numpy", causal_qwen.open(str(model), "numpy"))):
+        said = [engine.chat(r["question"], INDIVIDUALS[0], max_new_tokens=tokens) for r in again]
+        found[name] = [same_start(r["text"], t.text) for r, t in zip(again, said, strict=True)]
+    pairs = [session.counterfactual(*edit, 7, max_new_tokens=tokens).to_dict() for edit in EDITS]
+    return {
+        "noise_gain": layer.generation["noise_gain"],
+        "gamma": float(np.exp(tensors["abduction.scale.bias"][0])),
+        "threshold": float(tensors["decision.threshold"][0]),
+        **{name: float(np.mean(shares)) for name, shares in found.items()},
+        "counterfactuals": pairs,
+    }
+
+
 COLUMNS = {
     "what": "{what}",
     "texts": "{texts}",
@@ -106,11 +139,15 @@ def main(arguments: list[str] | None = None) -> None:
     lines = [
         summary(rows, language, who) for language in QUESTIONS for who in ("individual", "softmax")
     ]
+    more = beside(session, options.model, rows, options.tokens)
     text = (
         f"`python benchmarks/real_qwen.py {options.model.name}`: eight questions in each language, "
-        f"five individuals and two softmax draws each, at plain defaults, {options.tokens} tokens."
+        f"five individuals and two softmax draws each, at plain defaults, {options.tokens} tokens. "
+        f"The layer: noise gain {more['noise_gain']:.0f}, gamma {more['gamma']:.2g}, threshold "
+        f"{more['threshold']:.2f}. Of the first individual's texts {more['alone']:.0%} are said "
+        f"again alone, {more['numpy']:.0%} on the NumPy engine with int8 weights before they part."
     )
-    results = {"model": options.model.name, "summary": lines, "texts": rows}
+    results = {"model": options.model.name, "summary": lines, **more, "texts": rows}
     save(["# Texts of a real Qwen", "", text, "", *table(COLUMNS, lines)], results, options.output)
 
 

@@ -440,9 +440,7 @@ def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> Non
         status, reply = post(url, "/v1/chat/completions", talk)
         assert status == 200, reply
         assert reply["choices"][0]["message"]["content"] == text(chat, individual=seed_of("ada"))
-        status, reply = post(url, "/v1/completions", {**body, "individual": "Ada"})
-        assert status == 400
-        assert "'Ada' is no seed" in reply["error"]["message"]
+        assert complete(individual="Ada") == [text(read, individual="ada")]
 
 
 def fifty_requests() -> list[tuple[str, dict[str, Any]]]:
