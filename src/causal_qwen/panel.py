@@ -46,7 +46,7 @@ class Panel:
         self, session: Session, people: int | Sequence[Who] = 1000, **options: Any
     ) -> None:
         self.session, self.options = session, {"persistence": 1.0, **options}
-        if not isinstance(people, int) and any(hasattr(one, "persistence") for one in people):
+        if not isinstance(people, int) and not all(isinstance(one, int | str) for one in people):
             self.options = options  # saved individuals have a persistence of their own
         self._given = range(people) if isinstance(people, int) else list(people)
         self.people = People(session.engine.resolve, session.engine.size, people, **self.options)
@@ -132,8 +132,7 @@ class Panel:
                 continue
             branches = trie.branches(self._ends)
             if len(branches) == 1:
-                (token, rest), parts, shares = *branches.items(), [here], [1.0]
-                kept = [(token, rest)]
+                kept, parts, shares = [*branches.items()], [here], [1.0]
             else:
                 kept, parts, shares, total = self._split(branches, text, here)
                 mass = total if text is tokens else mass
@@ -247,10 +246,11 @@ class Answers:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every option with its figures."""
-        columns = zip(self.options, self.shares, self.intervals, self.softmax, strict=True)
+        ends = self.intervals.tolist()
+        columns = zip(self.options, self.shares, ends, self.softmax, strict=True)
         return [
-            {"option": name, "share": float(p), "low": float(a), "high": float(b), "softmax": q}
-            for name, p, (a, b), q in ((n, p, i, float(q)) for n, p, i, q in columns)
+            {"option": name, "share": float(p), "low": a, "high": b, "softmax": float(q)}
+            for name, p, (a, b), q in columns
         ]
 
     def to_dict(self) -> dict[str, Any]:

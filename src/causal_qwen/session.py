@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from causal_qwen.analysis.shares import People, Shares, Who, count_shares
+from causal_qwen.analysis.shares import People, Shares, Who, count_shares, no_draws
 from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings, complete_call
 from causal_qwen.engines.engine import Choice, Engine, Row, Tokens
@@ -296,7 +296,8 @@ class Session:
         who: Any = individual if one_each else [individual] * len(prompts)
         read: dict[str, Tokens] = {}  # a prompt that is repeated is read once
         for prompt in prompts:
-            read.setdefault(repr(prompt), self.encode(prompt))
+            if repr(prompt) not in read:
+                read[repr(prompt)] = self.encode(prompt)
         streams = [
             self.stream(read[repr(prompt)], one, **options)
             for prompt, one in zip(prompts, who, strict=True)
@@ -339,7 +340,7 @@ class Session:
 
     def individual_of(self, settings: DecodingSettings) -> Individual | None:
         """Who speaks by these settings, which name an individual in the modes with noise."""
-        noise = DecodingNoise(settings, 1, 1, self.engine.size, _no_draws)
+        noise = DecodingNoise(settings, 1, 1, self.engine.size, no_draws)
         return noise.individuals[0] if noise.individuals else None
 
     def encode(self, prompt: Prompt | Tokens) -> Tokens:
@@ -369,15 +370,8 @@ class Session:
         some people. Options are those of `generate` in `causal` mode, such as `temperature`."""
         key = (n, None if people is None else (*people,), tuple(sorted(options.items())))
         if self._asked is None or self._asked[0] != key:
-            self._asked = (
-                key,
-                People(
-                    self.engine.resolve,
-                    self.engine.size,
-                    n if people is None else people,
-                    **options,
-                ),
-            )
+            who = n if people is None else people
+            self._asked = key, People(self.engine.resolve, self.engine.size, who, **options)
         tokens = self.encode(prompt)
         return count_shares(self.engine, tokens, str(prompt), self._asked[1])
 
@@ -426,7 +420,3 @@ class Session:
             for row in growing:
                 with suppress(StopIteration):  # of a row that did not join
                     batch.leave(row)
-
-
-def _no_draws(rows: int) -> list[int]:
-    raise AssertionError("`complete_call` has drawn the individual")

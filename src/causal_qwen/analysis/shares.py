@@ -22,9 +22,9 @@ from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import Rules, candidate_tokens, choose_for_many
 from causal_qwen.engines.engine import Engine, Tokens, View
 from causal_qwen.individuals import Individual, parse_individual
+from causal_qwen.numpy_engine.sampling import softmax
 
 Who = int | str | Individual
-BLOCK = 256  # individuals whose noise is drawn at once
 
 Array = NDArray[Any]
 
@@ -48,7 +48,7 @@ class People:
         self.settings = resolve(causal_mode="causal", individual=who, **options)
         if unused := [n for n in ("top_k", "top_p") if options.get(n) is not None]:
             raise ValueError(f"{unused[0]}= is not for shares; cut candidates by min_p.")
-        self._noise = DecodingNoise(self.settings, len(who), 1, size, _no_draws)
+        self._noise = DecodingNoise(self.settings, len(who), 1, size, no_draws)
         self._kept: UNoise | None = None
 
     def __len__(self) -> int:
@@ -58,20 +58,16 @@ class People:
         """What moves every individual at a position. -> (N, C)"""
         if self._kept is not None:
             return self._kept
-        everyone, parts = self._noise.individuals, []
-        for first in range(0, len(everyone), BLOCK):
-            some = everyone[first : first + BLOCK]
-            places = [position] * len(some)
-            values = self._noise.gains.noise(some, places).astype(np.float32)
-            sources = self._noise.sources and self._noise.sources[first : first + BLOCK]
-            chance = self._noise.gains.exogenous(some, sources, places)
-            parts.append((values, None if chance is None else chance.astype(np.float32)))
-        values = np.concatenate([own for own, _ in parts])
-        zero = np.zeros((BLOCK, values.shape[1]), np.float32)
-        has_chance = any(chance is not None for _, chance in parts)
-        exogenous = [zero[: len(own)] if chance is None else chance for own, chance in parts]
-        noise = UNoise(values, "individual", np.concatenate(exogenous) if has_chance else None)
-        if not has_chance and not any(one.is_fresh for one in everyone):
+        everyone = self._noise.individuals
+        found = self._noise.at([position] * len(everyone))
+        if found is None:
+            found = UNoise(np.zeros((len(everyone), everyone[0].size)))
+        own, chance = (
+            None if part is None else part.astype(np.float32)
+            for part in (found.values, found.exogenous)
+        )
+        noise = UNoise(own, found.regime, chance)
+        if chance is None and not any(one.is_fresh for one in everyone):
             self._kept = noise
         return noise
 
@@ -132,24 +128,15 @@ def count_shares(engine: Engine, tokens: Tokens, prompt: str, people: People) ->
     ids, counts = np.unique(people.choose(view, tokens), return_counts=True)
     likely = softmax_of(view)
     found = [
-        Share(
-            engine.show(int(k)), count / n, standard_error(count / n, n), float(likely[k]), int(k)
-        )
-        for k, count in zip(ids, counts.tolist(), strict=True)
+        Share(engine.show(k), p, math.sqrt(p * (1 - p) / n), float(likely[k]), k)
+        for k, p in zip(ids.tolist(), (counts / n).tolist(), strict=True)
     ]
     return Shares(prompt, n, sorted(found, key=lambda one: -one.share))
 
 
 def softmax_of(view: View) -> Array:
     """(V,)"""
-    scores = np.asarray(view.scores, np.float64)
-    weights = np.exp(scores - scores.max())
-    probabilities: Array = weights / weights.sum()
-    return probabilities
-
-
-def standard_error(share: float, n: int) -> float:
-    return math.sqrt(share * (1 - share) / n)
+    return softmax(np.asarray(view.scores))
 
 
 def _name_of(who: Who) -> int | str:
@@ -158,5 +145,5 @@ def _name_of(who: Who) -> int | str:
     return who
 
 
-def _no_draws(rows: int) -> list[int]:
+def no_draws(rows: int) -> list[int]:
     raise AssertionError("everybody is named")

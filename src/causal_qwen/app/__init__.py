@@ -4,7 +4,7 @@
     launch(url="http://127.0.0.1:8000")     # the page of another server's model, without torch
 
 In:   a model directory or a server, and what a visitor types and clicks.
-Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, Numbers, Tokens.
+Out:  a page on 127.0.0.1: Generate, Individuals, Panel, Counterfactual, Numbers, Tokens.
 
     server     the page on an address of this machine
     page       the tabs, their components and handlers (page.css, tokens.js)

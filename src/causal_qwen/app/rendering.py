@@ -52,11 +52,9 @@ def comparison(result: Any) -> str:
 
 def panel(found: dict[str, Any]) -> str:
     """Shares as bars; of two versions, both, and who switched."""
-    both = [found[name] for name in ("first", "second") if name in found]
-    parts = [answer_bars(one["question"], one["options"], one["n"], one["mass"]) for one in both]
-    if not both:
-        parts = [answer_bars(found["question"], found["options"], found["n"], found["mass"])]
-    else:
+    asked = [found["first"], found["second"]] if "first" in found else [found]
+    parts = [answer_bars(one["question"], one["options"], one["n"], one["mass"]) for one in asked]
+    if len(asked) > 1:
         moved = [(one["n"], one["from"], one["to"]) for one in found["switches"]]
         words = f"{found['switched']:.1%} of the same individuals changed their answer"
         parts += [f"<p>{words}; kappa {found['kappa']:.2f} (0 is chance).</p>"]

@@ -118,8 +118,8 @@ def generate(
             names = ("token", "probability", "runners_up")
             record["tokens"] = [dict(zip(names, token, strict=True)) for token in tokens]
         if session.engine.default_mode != "compatible":
-            temperature = decoding.get("temperature")
-            record["shares"] = session.shares(begin, temperature=temperature).to_dict()["tokens"]
+            own = {name: v for name, v in decoding.items() if name not in ("top_k", "top_p")}
+            record["shares"] = session.shares(begin, **own).to_dict()["tokens"]
         record["individual"] = individual if record["individual"] is None else record["individual"]
         print_json(record)
         return

@@ -151,8 +151,8 @@ def keep_whole_words(
     token. (B, K), B texts of ids, B flags, (V,) bits of `text.segmentation` -> (B, K)
 
     Where the likeliest token continues a character that is begun, it alone stays. Tokens that begin
-    a word, end it or are none stay. The likeliest token stays in every row: none
-    loses all candidates. Bits that are all 0 change nothing.
+    a word, end it or are none stay. The likeliest token stays in every row: none loses all
+    candidates. Bits that are all 0 change nothing.
     """
     xp = array_namespace(scores)
     rows = zip(texts, is_asked, strict=True)
